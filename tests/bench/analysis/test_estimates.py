@@ -21,7 +21,7 @@ from workflow.bench.analysis.estimates import (
     paired_ratio,
     t_interval,
 )
-from workflow.bench.analysis.time_to_target import Speedup, budgets, censored, reaching, speedup, to_target, too_short
+from workflow.bench.analysis.time_to_target import censored
 from workflow.bench.claims.verdicts import Condition, Margin, all_of, parse_conditions, parse_margin
 from workflow.bench.results.tables import NoDataError
 
@@ -365,104 +365,3 @@ def test_the_last_common_step_is_that_of_the_shortest_finished_run():
     metrics = _metrics({0: [5.0, 4.0, 3.0], 1: [5.0, 2.0], 2: [5.0, 3.0, 2.0, 1.0], 3: [5.0]}, {3: "diverged"})
     kept, step = last_common_values(metrics.assign(run=metrics["seed"].astype(str)))
     assert (step, by_seed(kept)) == (10.0, {0: 4.0, 1: 2.0, 2: 3.0, 3: INF})
-
-
-def _runs(**columns) -> pd.DataFrame:
-    """Rows of a runs table, of one label: seed, status, and what it took."""
-    return pd.DataFrame(columns)
-
-
-RUNS = _runs(
-    seed=[0, 1, 2, 3, 4],
-    status=["finished", "finished", "diverged", "skipped", "out_of_memory"],
-    crossing_step=[30.0, math.nan, math.nan, math.nan, 20.0],
-    crossing_seconds=[1.5, math.nan, math.nan, math.nan, 0.8],
-)
-
-
-def test_to_target_counts_every_run_that_ended_and_no_other():
-    """A run that reached it before it broke down reached it; one that was never trained says nothing."""
-    assert to_target(RUNS, "steps") == {0: 30.0, 1: INF, 2: INF, 4: 20.0}
-    assert to_target(RUNS, "seconds") == {0: 1.5, 1: INF, 2: INF, 4: 0.8}
-    assert to_target(RUNS[RUNS["status"] == "skipped"], "steps") == {}
-
-
-@pytest.mark.parametrize(
-    ("took", "value", "low", "high", "reached"),
-    [
-        (
-            [10, 20, 30, 40, 50, INF, INF],
-            40,
-            10 + 10 * 0.7333,
-            INF,
-            5,
-        ),  # two of seven too slow: the median knows, its bound does not
-        ([10, 20, 30, INF, INF, INF, INF], INF, 10 + 10 * 0.7333, INF, 3),  # most do not get there, nor does the median
-        ([INF] * 6, INF, INF, INF, 0),
-        ([10, 20, INF], 20, math.nan, math.nan, 2),  # too few seeds for an interval with a censored run
-        ([8, 10, 12], 10, 10 - 4.968, 10 + 4.968, 3),  # Student's t, two degrees of freedom, deviation 2
-    ],
-)
-def test_reaching_a_target_keeps_the_censored_runs_in(took, value, low, high, reached):
-    summary = reaching(dict(enumerate(map(float, took))))
-    # Of seven values, a level of 95 % lies .7333 of the way from the first to the second order statistic.
-    assert (summary.took.value, summary.took.low, summary.took.high) == pytest.approx(
-        (value, low, high), rel=1e-3, nan_ok=True
-    )
-    assert (summary.reached, summary.censored, summary.took.n) == (reached, len(took) - reached, len(took))
-
-
-def test_a_speedup_over_runs_that_never_get_there():
-    assert reaching({}) is None
-    assert speedup({}, {0: 1.0}) == Speedup(None, 0)
-    assert speedup({0: 0.0, 1: INF, 2: 4.0}, {0: 0.0, 1: INF, 2: 2.0}).undecided == 2
-    reference = {0: 10.0, 1: INF, 2: INF, 3: INF, 4: 12.0, 5: 14.0, 6: 16.0, 7: 18.0}
-    contender = dict.fromkeys(range(8), 10.0) | {2: INF}
-    result = speedup(reference, contender)
-    assert result.undecided == 1  # seed 2, on which neither got there
-    assert result.ratio.n == 7
-    assert result.ratio.value == 1.6
-    assert result.ratio.high == INF  # seeds 1 and 3, on which the reference alone did not
-    nobody = speedup({0: INF, 1: INF}, {0: INF, 1: INF})
-    assert nobody == Speedup(None, 2)
-
-
-def test_a_run_that_ended_before_the_other_was_there_is_too_short_to_tell():
-    """Truth: three runs of 50 steps and 5 s that never get there, beside one that needs 40, 60 and 60 steps."""
-    runs = pd.DataFrame(
-        {
-            "seed": [0, 1, 2],
-            "status": ["finished", "finished", "diverged"],
-            "steps_done": [50, 50, 50],
-            "train_seconds": [5.0, 5.0, 5.0],
-        }
-    )
-    took, other = dict.fromkeys(range(3), INF), {0: 40.0, 1: 60.0, 2: 60.0}
-    assert too_short(took, other, budgets(runs)) == [1]  # the one that diverged would never have got there
-    faster = {seed: steps / 10 - 2 for seed, steps in other.items()}
-    assert too_short(took, faster, budgets(runs, "seconds")) == []
-    assert too_short(took, dict.fromkeys(range(3), INF), budgets(runs)) == []
-    longer = pd.concat([runs, runs.assign(steps_done=80)])  # another budget of the same label
-    assert too_short(took, other, budgets(longer)) == []
-
-
-@given(st.dictionaries(st.integers(0, 9), st.one_of(st.floats(1, 1e6), st.just(INF)), min_size=1, max_size=10))
-def test_nobody_is_faster_than_himself(took):
-    """Truth: the ratio of a value to itself; censored on both sides, it says nothing."""
-    result = speedup(took, took)
-    finite = sum(map(math.isfinite, took.values()))
-    assert result.undecided == len(took) - finite
-    if finite:
-        assert (result.ratio.value, result.ratio.n) == (pytest.approx(1.0), finite)
-    else:
-        assert result.ratio is None
-
-
-@given(st.lists(st.floats(1, 1e6), min_size=6, max_size=10), st.integers(1, 3))
-def test_a_censored_run_never_makes_a_label_look_faster(took, spoilt):
-    """Truth: a run that took longer than all others can only move the median and its interval up."""
-    whole = reaching(dict(enumerate(took)))
-    cut = reaching(dict(enumerate([INF] * spoilt + took[spoilt:])))
-    assert cut.took.value >= whole.took.value
-    assert cut.took.low >= whole.took.low
-    assert cut.took.high >= whole.took.high
