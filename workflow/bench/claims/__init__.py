@@ -58,10 +58,11 @@ def _of_probe(name: str, judge: Judge, results: Results, conditions: Sequence[Co
 
 
 def _scaling(results: Results, conditions: Sequence[Condition]) -> Decision:
-    times = results.probe("scaling")
+    # Both are read, so that a damaged or outdated projection is named even where nothing was measured yet.
+    times, model = results.probe("scaling"), results.probe("projection")
     if times.empty:
         return not_tested("The probe scaling has not run.")
-    return costs.decide_scaling(times, results.probe("projection"), conditions)
+    return costs.decide_scaling(times, model, conditions)
 
 
 def _switch(results: Results, conditions: Sequence[Condition]) -> Decision:
