@@ -90,12 +90,13 @@ def contests(results: Results) -> list[Contest]:
     """
     found = []
     for name in FIELD:
-        runs, metrics = results.runs(name), results.metrics(name)
+        runs = results.runs(name)
         runs = runs[runs["status"].isin(ENDED)]
-        # An experiment whose base gains nothing, or has not ended yet, has no targets to compare others at.
-        with suppress(NoSweepError):
-            if (base := common_base(runs)) is not None:
-                found.append(Contest(name, runs, metrics, base, target_sweep(runs, metrics, base)))
+        if (base := common_base(runs)) is None:
+            continue
+        metrics = results.metrics(name)
+        with suppress(NoSweepError):  # a base that gains nothing makes no targets to compare others at
+            found.append(Contest(name, runs, metrics, base, target_sweep(runs, metrics, base)))
     if not found:
         raise NoDataError(f"no experiment of the field in {results.root} has runs: run make field first.")
     return found
