@@ -112,7 +112,7 @@ OUT_OF_MEMORY = _runs("sgd", range(1)).assign(status="out_of_memory", reason="16
 OTHER_WORKLOAD = _runs(seeds=range(1)).assign(workload="resnet20")
 LATER_PLANNED = _runs(seeds=range(2, 6)).assign(status="missing")
 OLDER = _runs().assign(git_dirty=[False] * 5 + [True], code_current=[True] * 4 + [False] * 2)
-HALF_KNOWN = _runs().assign(code_current=[True, True, False, None, None, None], git_dirty=None)
+HALF_KNOWN = _runs().assign(code_current=pd.Series([True, True, False, *[None] * 3], dtype=object), git_dirty=None)
 COSINES = _runs("kaisa").assign(direction_cosine=[0.9, 0.9, 0.9995, 0.9995, 0.9999, 1.0])
 FOUR_SEEDS = _all(_runs(), _runs("sgd", range(4)))
 
