@@ -135,6 +135,7 @@ def test_runs_that_miss_the_target_count_as_before():
     assert time_ratio(times, training(LAMB, INF, 0.0), training(MKOR, INF, 0.0)) is None
     some = time_ratio(times, training(LAMB, 100.0, 110.0, INF), training(MKOR, 50.0, 55.0, INF))
     assert (some.n, some.has_interval) == (2, True)  # the third seed says nothing
+    assert some == time_ratio(times, training(LAMB, 100.0, 110.0), training(MKOR, 50.0, 55.0))
     # Where the interval is that of a median, the times widen it.
     most = time_ratio(times, training(LAMB, *[100.0] * 7, INF), training(MKOR, *[50.0] * 8))
     assert most.low < 0.996 * most.value < most.high

@@ -304,6 +304,7 @@ def test_c20_and_c21_give_the_mathematical_reason_and_are_the_same_at_every_tier
     assert ("agrees" in confirmed.why, "agrees" in refuted.why) == (True, False)
     assert confirmed.evidence == "mathematics and numerics, the same at every tier"
     assert confirmed.interval == "[0.01, 0.04] over all sequences"
+    assert "grew without bound" not in confirmed.details
     residuals = [decide("C21", numerics(published_residual=value)).why for value in (0.5, 1e-12)]
     assert ["the printed rule adds it" in why for why in residuals] == [True, False]
 

@@ -100,6 +100,13 @@ def test_a_run_that_broke_down_leaves_it_open():
     assert "1 runs broke down." in decision.details
 
 
+def test_the_seeds_that_both_have_finished_are_compared():
+    trained = _autoencoder(-0.05)
+    lost = trained.runs.loc[(trained.runs["optimizer"] == "mkor") & (trained.runs["seed"] == 7), "run"]
+    runs, metrics = (rows[~rows["run"].isin(lost)] for rows in (trained.runs, trained.metrics))
+    assert _decide(autoencoder=replace(trained, runs=runs, metrics=metrics)).seeds == "0-6"
+
+
 def test_it_needs_a_partner_of_the_same_form():
     """MKOR with both sides acting is no MKOR-H without its switch."""
     pretraining = _pretraining([51, 52])
