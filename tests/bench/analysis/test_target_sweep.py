@@ -153,3 +153,12 @@ def test_planted_truths_are_judged_falsely_in_five_percent_though_runs_miss_targ
         missed += ratio.unreached
     assert missed > 400
     assert wrong <= 33
+
+
+@pytest.mark.parametrize(("above", "below"), [("late", "early"), ("early", "late")])
+def test_a_target_that_either_met_before_its_first_step_is_left_out(above, below):
+    runs = pd.DataFrame({"seed": [0], "steps": [300], "study": [None]})
+    courses = {"late": Course(runs, {0: [10.0] * 8}), "early": Course(runs, {0: [0.0] + [5.0] * 7})}
+    goals = _sweep(swept("x", {"sgd": [100.0]})).targets
+    ratio = TargetSweep(goals, courses).steps_ratio(above, below)
+    assert (ratio.pairs, ratio.left_out) == (7, 1)
