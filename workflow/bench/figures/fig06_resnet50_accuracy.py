@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import to_target
+from workflow.bench.analysis.training_time import timed
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style

@@ -20,7 +20,7 @@ from workflow.bench.analysis.finetuning_scores import pretraining_experiment
 from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes
 from workflow.bench.analysis.time_to_target import of_any_length
 from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
-from workflow.bench.analysis.wording import number
+from workflow.bench.analysis.wording import number, paper_name
 from workflow.bench.results.sources import NO_SOURCES, from_rows, from_runs
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
