@@ -12,13 +12,13 @@ from typing import Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import Artefact, describe, planned_probes
-from workflow.bench.plan.literals import read_literals
 from workflow.bench.plan.pipeline import run_pipeline
 from workflow.bench.probes._load import OtherLoad
 from workflow.bench.results.costs import kept_costs
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import shown_path
 from workflow.bench.support.provenance import usable_cores
+from workflow.bench.support.source_code import read_literals
 from workflow.bench.training.progress import duration
 
 WATCHED: Final = 2.0

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
-from workflow.bench.support.columns import aligned
+from workflow.bench.support.command_line import aligned
 
 MOST_UNANNOUNCED: Final = 50.0
 """Node-hours beyond which a claim that cannot be decided gets a line of its own."""

@@ -14,7 +14,7 @@ from typing import Final
 from workflow.bench.data.folder import data_folder
 from workflow.bench.plan import Plan, rank_shares
 from workflow.bench.plan.runs import Run
-from workflow.bench.support.columns import aligned
+from workflow.bench.support.command_line import aligned
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.training.record import RunFolder, is_done, read_record

@@ -14,8 +14,8 @@ from workflow.bench.figures import fig03_step_breakdown, fig05_rank1_error, fig0
 from workflow.bench.figures.fig17_field import CURVES, FAMILIES
 from workflow.bench.plan.artefacts import BENCH
 from workflow.bench.plan.experiment_files import label_of
-from workflow.bench.plan.literals import read_literals
 from workflow.bench.support.config import CONFIG, read_mapping
+from workflow.bench.support.source_code import read_literals
 
 PROBES = sorted((BENCH / "probes").glob("[!_]*.py"))
 LEAST = {"normal": 12.0, "deuteranopia": 8.5, "protanopia": 8.5}

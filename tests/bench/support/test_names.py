@@ -22,7 +22,6 @@ from workflow.bench.plan.optimizer_signatures import read_signatures
 from workflow.bench.support import names
 from workflow.bench.support.command_line import refuse_unwritable
 from workflow.bench.support.config import ROOT, SCHEMAS, ConfigError
-from workflow.bench.support.provenance import hardware_slug
 
 KINDS = [kind for kind in names.FORMATS if kind != "folder"]
 
@@ -90,33 +89,26 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PLACES = ("results", "hardware", "tier", "compare", "config_dir", "experiment", "tier file", "label", "optimizer")
 
 
-def _renamed(file: Path, stem: str) -> Path | None:
-    """Rename a file, if the file system takes the name."""
-    try:
-        return file.rename(file.with_name(f"{stem}{file.suffix}"))
-    except (OSError, ValueError):
-        return None
-
-
 def load_with(config: Path, place: str, text: str) -> Plan | None:
     """Return the plan with a text in one place; None if no file can have this name."""
     given: dict[str, Any] = {"results": str(config.parent / "results"), "hardware": "test"}
-    if place in ("results", "hardware", "tier"):
-        return Plan.load(config, **{**given, place: text})
-    if place == "compare":
-        return Plan.load(config, **given, compare=[text])
-    if place == "config_dir":
-        return Plan.load(text, **given)
-    if place in ("label", "optimizer"):
-        entry = {**optimizer("sgd"), "label" if place == "label" else "name": text}
-        write(config, "one", block(entry))
-        try:
-            return Plan.load(config, **given)
-        finally:
-            write(config, "one", block(optimizer("sgd")))
+    match place:
+        case "results" | "hardware" | "tier":
+            return Plan.load(config, **{**given, place: text})
+        case "compare":
+            return Plan.load(config, **given, compare=[text])
+        case "config_dir":
+            return Plan.load(text, **given)
+        case "label" | "optimizer":
+            write(config, "one", block({**optimizer("sgd"), "label" if place == "label" else "name": text}))
+            try:
+                return Plan.load(config, **given)
+            finally:
+                write(config, "one", block(optimizer("sgd")))
     file = config / ("experiments/one.yaml" if place == "experiment" else "tiers/paper.yaml")
-    renamed = _renamed(file, text)
-    if renamed is None:
+    try:
+        renamed = file.rename(file.with_name(f"{text}{file.suffix}"))
+    except (OSError, ValueError):
         return None
     try:
         return Plan.load(config, **given)
@@ -139,18 +131,15 @@ def test_every_text_in_a_configuration_is_refused_in_one_line_or_planned(config:
         assert place in ("results", "hardware", "label", "experiment", "tier file")
 
 
-def test_a_configuration_folder_that_snakemake_would_take_for_a_wildcard_is_refused(config: Path):
+def test_folders_that_snakemake_would_take_for_a_wildcard_are_refused(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     folder = config.rename(config.with_name("{x}"))
     try:
         with pytest.raises(ConfigError, match=r"config_dir = .*: must not contain '{', which Snakemake reads"):
             Plan.load(folder, hardware="test")
     finally:
         folder.rename(config)
-
-
-def test_a_kept_machine_that_snakemake_would_take_for_a_wildcard_is_refused(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
     (tmp_path / "{x}" / "embedded").mkdir(parents=True)
     monkeypatch.setattr("workflow.bench.plan.plan.REFERENCE", tmp_path)
     with pytest.raises(ConfigError, match=r"\{x\}: its name, that of a machine, must consist of lowercase letters"):
@@ -166,32 +155,24 @@ def test_a_file_of_baselines_that_is_no_module_is_refused(folder: str, tmp_path:
         read_signatures(tmp_path)
 
 
-@pytest.mark.parametrize("saved", ['{"cpu": "a; touch x"}', '{"cpu": "../a"}', '{"cpu": 1}', "[]", "1"])
-def test_a_machine_s_saved_name_is_checked(saved: str, tmp_path: Path):
-    (tmp_path / "hardware").write_text(saved)
-    with pytest.raises(ConfigError, match="hardware: "):
-        hardware_slug(tmp_path, "cpu")
-
-
-def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+def nodes(value: Any) -> Iterator[dict[str, Any]]:
     """Yield all mappings in a schema."""
     if isinstance(value, dict):
         yield value
     for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _nodes(child)
+        yield from nodes(child)
 
 
 def test_patterns_end_at_the_end_of_the_text():
     r"""A pattern that ends in ``$`` also accepts a line break after it; ``\Z`` does not."""
     for schema in SCHEMAS.rglob("*.yaml"):
-        for node in _nodes(yaml.safe_load(schema.read_text())):
+        for node in nodes(yaml.safe_load(schema.read_text())):
             assert not str(node.get("pattern", "")).endswith("$"), schema
             assert node.get("format", "folder") in names.FORMATS or not isinstance(node["format"], str), schema
     # Of re.sub the first text alone is a pattern.
     first, any_text = r"(?:\\.|(?!\2)[^\\\n])*?\$", r"[^\n]*?(?<!\\)\$"
-    ends = re.compile(
-        rf"""re\.(?:(subn?)|(?!subn?\()\w+)\(\s*r?f?(["'])(?(1){first}|{any_text})\2(?![^\n]*MULTILINE)"""
-    )
+    call = r"re\.(?:(subn?)|(?!subn?\()\w+)"
+    ends = re.compile(rf"""{call}\(\s*r?f?(["'])(?(1){first}|{any_text})\2(?![^\n]*MULTILINE)""")
     files = [file for name in ("workflow", "mkor_core", "baselines") for file in (ROOT / name).rglob("*.py")]
     assert [str(file) for file in files if ends.search(file.read_text())] == []
 

@@ -12,27 +12,29 @@ from tests.support.numbers import within
 from workflow.bench.support import reading
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 
-DAMAGED: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "not valid JSON"),
-    "half a value": (b'{"a": 1', "not valid JSON"),
-    "no UTF-8": (b'"\xff"', "it is not UTF-8 text"),
-    "not a number": (b'{"a": NaN}', "NaN is not a number"),
-    "an infinity": (b"[-Infinity]", "-Infinity is not a number"),
-    "a number above all floats": (b'{"a": 1e999}', "1e999 is too large a number"),
-    "an integer of 5,000 digits": (b"9" * 5000, "not valid JSON"),
-    "nested": (b"[" * 100_000, "it is nested too deeply"),
-    "half of a surrogate pair": (rb'{"a": "\ud800"}', "half of a surrogate pair"),
-}
 
-
-@pytest.mark.parametrize("what", DAMAGED)
-def test_damaged_json_is_told_in_one_line(what: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not valid JSON"),
+        (b'{"a": 1', "not valid JSON"),
+        (b'"\xff"', "it is not UTF-8 text"),
+        (b'{"a": NaN}', "NaN is not a finite number"),
+        (b"[-Infinity]", "-Infinity is not a finite number"),
+        (b'{"a": 1e999}', "1e999 is not a finite number"),
+        (b"9" * 5000, "not valid JSON"),
+        (b"[" * 100_000, "it is nested too deeply"),
+        (rb'{"a": "\ud800"}', "half of a surrogate pair"),
+    ],
+    ids=range(9),
+)
+def test_damaged_json_is_told_in_one_line(content: bytes, said: str, tmp_path: Path):
     file = tmp_path / "file.json"
-    file.write_bytes(DAMAGED[what][0])
+    file.write_bytes(content)
     with pytest.raises(DamagedFileError) as caught:
         reading.read_json(file)
     assert str(caught.value).startswith(f"{file}: damaged: ")
-    assert DAMAGED[what][1] in str(caught.value)
+    assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -119,12 +121,10 @@ def test_the_first_link_at_any_depth_is_refused_but_in_named_folders(tmp_path: P
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "link").symlink_to("/")
     reading.refuse_links(tmp_path, but=["runs"])
-    for link in (tmp_path / "a" / "b" / "link", tmp_path / "a" / "a"):
+    # Each comes before those made so far.
+    for link in (tmp_path / "a" / "runs", tmp_path / "a" / "b" / "link", tmp_path / "a" / "a"):
         link.symlink_to("/")
         with pytest.raises(UnreadableError, match=f"^{link}: is a link, to /; "):
             reading.refuse_links(tmp_path, but=["runs"])
-    (tmp_path / "a" / "runs").symlink_to("/")
-    (tmp_path / "a" / "a").unlink()
-    (tmp_path / "a" / "b" / "link").unlink()
-    with pytest.raises(UnreadableError, match=f"^{tmp_path}/a/runs: is a link"):
-        reading.refuse_links(tmp_path, but=["runs"])
+        if link.name == "runs":
+            link.unlink()

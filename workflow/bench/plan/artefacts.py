@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workflow.bench.plan import Plan
-from workflow.bench.plan.literals import read_literals
-from workflow.bench.support.config import ROOT, checked_stem
-from workflow.bench.support.source_code import reachable
+from workflow.bench.support.config import ROOT, checked_stem, shown_path
+from workflow.bench.support.source_code import reachable, read_literals
 
 Kind = Literal["figures", "tables", "probes"]
 BENCH = Path(__file__).resolve().parents[1]
@@ -100,36 +99,32 @@ def planned_probes(plan: Plan) -> list[Artefact]:
 def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
     """Return the files that an artefact is made from, by kind: measured, trials, compared, published and code."""
     results = plan.results.as_posix()
-    tables = [
-        f"{results}/{experiment}{suffix}"
-        for experiment in _experiments(artefact, plan)
-        for suffix in (".csv", ".runs.csv")
+    names = _experiments(artefact, plan)
+    tables = [f"{results}/{experiment}{suffix}" for experiment in names for suffix in (".csv", ".runs.csv")]
+    # Other machines' files are those that exist: no rule makes missing ones.
+    patterns = [f"{name}.runs.csv" for name in artefact.experiments] + [
+        f"probes/{name}.csv" for name in artefact.probes
     ]
-    probes = [f"{results}/probes/{probe}.csv" for probe in _probes(artefact, plan)]
+    folders = map(Path, compared(artefact, plan))
+    title = description(artefact) if artefact.kind == "figures" else ""  # its first words are the figure's title
     return {
-        "measured": [*tables, *probes],
+        "measured": tables + [f"{results}/probes/{probe}.csv" for probe in _probes(artefact, plan)],
         "trials": trials(artefact, plan),
-        "compared": _compared_files(artefact, plan),
-        "published": [_relative(BENCH.parent / "paper" / f"{name}.csv") for name in artefact.published],
-        "code": [*(_relative(file) for file in sources(artefact.module)), *_title(artefact)],
+        "compared": [str(file) for folder in folders for each in patterns for file in sorted(folder.glob(each))],
+        "published": [shown_path(BENCH.parent / "paper" / f"{name}.csv") for name in artefact.published],
+        "code": [shown_path(file) for file in sources(artefact.module)] + ([title] if title else []),
     }
-
-
-def _title(artefact: Artefact) -> list[str]:
-    """Return the file whose first words a figure shows as its title, if there is one."""
-    file = description(artefact)
-    return [file] if artefact.kind == "figures" and Path(file).is_file() else []
 
 
 def files_of(probe: Artefact) -> list[str]:
     """Return the files of the repository that a probe reads; it is made again when one of them changes."""
-    return [_relative(ROOT / file) for file in probe.files]
+    return [shown_path(ROOT / file) for file in probe.files]
 
 
 def description(artefact: Artefact) -> str:
     """Return the file of an artefact's description, ``workflow/report/<name>.rst``; an empty text if there is none."""
     file = BENCH.parent / "report" / f"{artefact.name}.rst"
-    return _relative(file) if file.is_file() else ""
+    return shown_path(file) if file.is_file() else ""
 
 
 def workloads_of(artefact: Artefact, plan: Plan) -> list[str]:
@@ -140,6 +135,7 @@ def workloads_of(artefact: Artefact, plan: Plan) -> list[str]:
 
 
 def _experiments(artefact: Artefact, plan: Plan) -> list[str]:
+    # Those without tuned values count: what shows one of them is not made before it is trained.
     known = [*plan.experiments, *plan.unfinished]
     wanted = known if artefact.experiments == ("*",) else artefact.experiments
     return [experiment for experiment in wanted if experiment in known]
@@ -153,37 +149,20 @@ def _probes(artefact: Artefact, plan: Plan) -> list[str]:
 def _has_input(artefact: Artefact, plan: Plan) -> bool:
     if artefact.trials:
         return bool(plan.trials)
-    if not artefact.experiments and not artefact.probes:
-        return True
-    if _experiments(artefact, plan):
+    if _experiments(artefact, plan) or not (artefact.experiments or artefact.probes):
         return True
     probes = _probes(artefact, plan)
-    if artefact.experiments:
-        probes = [name for name in probes if describe("probes", name).experiments != ("*",)]
-    return bool(probes)
+    return any(not artefact.experiments or describe("probes", name).experiments != ("*",) for name in probes)
 
 
 def trials(artefact: Artefact, plan: Plan) -> list[str]:
     """Return the tables of trials that an artefact shows."""
-    return [_relative(file) for file in plan.trials] if artefact.trials else []
+    return [shown_path(file) for file in plan.trials] if artefact.trials else []
 
 
 def compared(artefact: Artefact, plan: Plan) -> list[str]:
     """Return other machines' folders whose results an artefact also shows."""
-    return [_relative(folder) for folder in plan.other_machines] if artefact.compares else []
-
-
-def _compared_files(artefact: Artefact, plan: Plan) -> list[str]:
-    """Return the existing files of an artefact's inputs in other machines' folders; no rule makes missing ones."""
-    tables = [f"{name}.runs.csv" for name in artefact.experiments]
-    patterns = tables + [f"probes/{name}.csv" for name in artefact.probes]
-    folders = map(Path, compared(artefact, plan))
-    return [str(file) for folder in folders for pattern in patterns for file in sorted(folder.glob(pattern))]
-
-
-def _relative(file: Path) -> str:
-    """Return a path relative to the working directory if it lies inside, so that plans stay readable."""
-    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
+    return [shown_path(folder) for folder in plan.other_machines] if artefact.compares else []
 
 
 def sources(module: Path) -> list[Path]:

@@ -7,7 +7,7 @@ the file, the key, the value and what it must be.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,15 +111,28 @@ def _check_block(
     if name not in workloads.NAMES:
         must = f"unknown workload; {did_you_mean(name, workloads.NAMES)}"
         raise error(file, (*key, "workload", "name"), name, must)
+    # The workload's own schema is a user's file too: it may be that of a workload just added.
     own = f"workloads/{name}"
     check(schema(own), schema("workload"), schema_file(own))
     check(workload, workloads.parameters(name), file, (*key, "workload"))
-    _check_batch(file, (*key, "workload", "batch_size"), name, workload)
+    batch = with_defaults(workload, workloads.parameters(name))["batch_size"]
+    examples = workloads.known_train_examples(name, **workload)  # None if that would mean to read the data
+    if examples is not None and batch > examples:
+        must = f"must be at most the number of training examples, {examples}"
+        raise error(file, (*key, "workload", "batch_size"), batch, must)
     if block["evaluate_every"] > block["steps"]:
         must = f"must be at most the number of steps, {block['steps']}"
         raise error(file, (*key, "evaluate_every"), block["evaluate_every"], must)
-    _check_schedule(file, (*key, "schedule"), block)
-    _check_micro_batches(file, key, block, workload)
+    if schedule := block.get("schedule"):
+        check(schedule, schedule_schema(schedule), file, (*key, "schedule"))
+        for index, milestone in enumerate(schedule.get("milestones", [])):
+            if milestone >= block["steps"]:
+                must = f"must be less than the number of steps, {block['steps']}"
+                raise error(file, (*key, "schedule", "milestones", index), milestone, must)
+    size = block.get("micro_batch_size")
+    if size is not None and batch % size:
+        must = f"must divide the workload's batch_size, {batch}"
+        raise error(file, (*key, "micro_batch_size"), size, must)
     if block.get("target"):
         _check_metric(file, (*key, "target"), name, block["target"])
     tuning = block.get("tuning")
@@ -149,38 +162,11 @@ def _check_tuning(file: Path, key: Key, block: Mapping[str, Any], tuning: Mappin
         must = f"must be at least {least}, for 'evaluate_every' and the schedule's milestones"
         raise error(file, (*key, "steps"), steps, must)
     among = f"the studies' seeds, {seeds[0]} to {seeds[-1]}, " if len(seeds) > 1 else ""
+    # A trial with a seed that counts would have seen the very run that it is chosen for.
     if set(seeds) & set(all_seeds(block)):
         raise error(file, (*key, "seed"), tuning["seed"], f"{among}must differ from all of 'seeds'")
     if seeds[-1] > (largest := schema("experiment")["$defs"]["seed"]["maximum"]):
         raise error(file, (*key, "seed"), tuning["seed"], f"{among}must be at most {largest}")
-
-
-def _check_schedule(file: Path, key: Key, block: Mapping[str, Any]) -> None:
-    schedule = block.get("schedule")
-    if schedule is None:
-        return
-    check(schedule, schedule_schema(schedule), file, key)
-    for index, milestone in enumerate(schedule.get("milestones", [])):
-        if milestone >= block["steps"]:
-            must = f"must be less than the number of steps, {block['steps']}"
-            raise error(file, (*key, "milestones", index), milestone, must)
-
-
-def _check_batch(file: Path, key: Key, workload: str, parameters: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if a batch is larger than its data set, when the size is known without reading the data."""
-    batch = with_defaults(parameters, workloads.parameters(workload))["batch_size"]
-    examples = workloads.known_train_examples(workload, **parameters)
-    if examples is not None and batch > examples:
-        raise error(file, key, batch, f"must be at most the number of training examples, {examples}")
-
-
-def _check_micro_batches(file: Path, key: Key, block: Mapping[str, Any], workload: Mapping[str, Any]) -> None:
-    size = block.get("micro_batch_size")
-    if size is None:
-        return
-    batch = with_defaults(workload, workloads.parameters(block["workload"]["name"]))["batch_size"]
-    if batch % size:
-        raise error(file, (*key, "micro_batch_size"), size, f"must divide the workload's batch_size, {batch}")
 
 
 def _check_metric(file: Path, key: Key, workload: str, given: Mapping[str, Any]) -> None:
@@ -200,57 +186,53 @@ def _check_optimizer(
     *,
     takes_values: bool,
 ) -> None:
-    name, given = entry["name"], entry["hyperparameters"]
+    name, given, sweep = entry["name"], entry["hyperparameters"], entry.get("sweep", {})
     if name not in signatures:
         raise error(file, (*key, "name"), name, f"unknown optimizer; {did_you_mean(name, signatures)}")
     known = accepted(name, given.get("base"), signatures)
     space = space_of(entry, tuning)
     tunable = known if takes_values and not tuning else space if tuning else {}
-    _check_given(file, (*key, "hyperparameters"), entry, known, tunable)
-    _check_sweep(file, (*key, "sweep"), entry, known)
-    own = entry.get("space", {})
-    check_space(file, (*key, "space"), name, known, own)
-    shared = {parameter: values for parameter, values in space.items() if parameter not in own}
-    check_space(file, (*key[:-2], "tuning", "space"), name, known, shared)
-    for parameter, values in space.items():
-        grid = values.get("grid", ())
-        if grid and len(space) > 1:
-            must = f"must be the only tuned hyperparameter of {label_of(entry)}, which has {', '.join(space)}"
-            raise error(file, (*key, "space", parameter, "grid"), grid, must)
-        if tuning and len(grid) > tuning["trials"]:
-            raise error(
-                file,
-                (*key, "space", parameter, "grid"),
-                grid,
-                f"must have at most {tuning['trials']} values, the trials",
-            )
+    for parameter, value in given.items():
+        where = (*key, "hyperparameters", parameter)
+        if value == TUNED and parameter in known and parameter not in tunable:
+            raise error(file, where, value, "needs a 'tuning' in this block, with a 'space' that contains this name")
+        if value != TUNED or parameter not in tunable:
+            check_value(file, where, name, known, parameter, value)
+    for parameter, values in sweep.items():
+        where = (*key, "sweep", parameter)
+        if parameter == "base":
+            raise error(file, where, values, "cannot be swept; give an entry for each base")
+        if parameter in given:
+            raise error(file, where, values, "is also given under 'hyperparameters'")
+        for index, value in enumerate(values):
+            check_value(file, (*where, index), name, known, parameter, value)
+    _check_spaces(file, key, entry, tuning, known)
     for parameter, hyperparameter in known.items():
-        if hyperparameter.default is REQUIRED and parameter not in {**given, **entry.get("sweep", {})}:
+        if hyperparameter.default is REQUIRED and parameter not in {**given, **sweep}:
             must = f"the hyperparameter '{parameter}' of {name} is missing"
             raise error(file, (*key, "hyperparameters"), given, must)
     for parameter in space if tuning else ():
-        if parameter not in {**given, **entry.get("sweep", {})}:
+        if parameter not in {**given, **sweep}:
             must = f"'{parameter}' is in the tuning space: write '{parameter}: tuned', or a value"
             raise error(file, (*key, "hyperparameters"), given, must)
 
 
-def _check_given(
-    file: Path, key: Key, entry: Mapping[str, Any], known: Mapping[str, Hyperparameter], tunable: Container[str]
+def _check_spaces(
+    file: Path,
+    key: Key,
+    entry: Mapping[str, Any],
+    tuning: Mapping[str, Any] | None,
+    known: Mapping[str, Hyperparameter],
 ) -> None:
-    for parameter, value in entry["hyperparameters"].items():
-        if value == TUNED and parameter in tunable:
-            continue
-        if value == TUNED and parameter in known:
-            must = "needs a 'tuning' in this block, with a 'space' that contains this name"
-            raise error(file, (*key, parameter), value, must)
-        check_value(file, (*key, parameter), entry["name"], known, parameter, value)
-
-
-def _check_sweep(file: Path, key: Key, entry: Mapping[str, Any], known: Mapping[str, Hyperparameter]) -> None:
-    for parameter, values in entry.get("sweep", {}).items():
-        if parameter == "base":
-            raise error(file, (*key, parameter), values, "cannot be swept; give an entry for each base")
-        if parameter in entry["hyperparameters"]:
-            raise error(file, (*key, parameter), values, "is also given under 'hyperparameters'")
-        for index, value in enumerate(values):
-            check_value(file, (*key, parameter, index), entry["name"], known, parameter, value)
+    """Raise `ConfigError` unless the optimizer takes all values of its own tuning space and of its block's."""
+    own, space = entry.get("space", {}), space_of(entry, tuning)
+    check_space(file, (*key, "space"), entry["name"], known, own)
+    shared = {parameter: values for parameter, values in space.items() if parameter not in own}
+    check_space(file, (*key[:-2], "tuning", "space"), entry["name"], known, shared)
+    for parameter, values in space.items():
+        grid, where = values.get("grid", ()), (*key, "space", parameter, "grid")
+        if grid and len(space) > 1:
+            must = f"must be the only tuned hyperparameter of {label_of(entry)}, which has {', '.join(space)}"
+            raise error(file, where, grid, must)
+        if tuning and len(grid) > tuning["trials"]:
+            raise error(file, where, grid, f"must have at most {tuning['trials']} values, the trials")

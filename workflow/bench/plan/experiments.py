@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from workflow.bench import workloads
 from workflow.bench.plan.experiment_files import label_of, read_experiment, schedule_schema, space_of, study_seeds
@@ -93,7 +93,7 @@ class Experiments:
 
     def _sources(self, name: str) -> list[str]:
         """Return the experiments that the runs of an experiment start from."""
-        sources = []
+        sources: list[str] = []
         for index, block in enumerate(self._contents[name]["tiers"][self._tier.name]):
             source = (block.get("start_from") or {}).get("experiment")
             if source is not None and source not in self._names:
@@ -128,7 +128,7 @@ class Experiments:
                         continue
                     raise tuned.missing(file, (*key, "optimizers", position, "hyperparameters"), entry)
                 planned.setdefault(label, []).extend(block.planned_runs(entry, values))
-                sources = (find_source(label, seed) for seed in block.seeds)
+                sources = (find_source(label, seed) for seed in given["seeds"])
                 upstream.setdefault(label, {}).update({source.job: None for source in sources if source})
         self.notes.extend(tuned.notes)
         jobs = {label: Job(name, label, tuple(runs), tuple(upstream[label])) for label, runs in planned.items()}
@@ -171,8 +171,7 @@ class Experiments:
         return _Source((name, label), runs[0])
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """A run whose final weights another run starts from, and its job (experiment, label)."""
 
     job: tuple[str, str]
@@ -181,15 +180,15 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Block:
-    """One block of an experiment file, checked and with defaults: a workload and the settings its optimizers share."""
+    """One block of an experiment file: a workload and the settings that its optimizers share."""
 
+    given: Mapping[str, Any]
+    """The checked block, with the seeds of all its rounds."""
     shared: Mapping[str, Any]
     """The part of the specs that all runs of the block have in common."""
     find_source: Callable[[str, int], _Source | None]
     """Returns the run that the run with a label and seed starts from."""
-    seeds: Sequence[int]
     target: Target | None
-    tuning: Mapping[str, Any] | None
     signatures: Mapping[str, Signature]
 
     @classmethod
@@ -203,7 +202,7 @@ class _Block:
         workload = dict(given["workload"])
         name = workload.pop("name")
         workload = with_defaults(workload, workloads.parameters(name))
-        schedule = given.get("schedule", _CONSTANT)
+        schedule = given.get("schedule", {"name": "constant"})
         shared = {
             "tier": tier.name,
             "workload": {"name": name, **workload},
@@ -211,10 +210,17 @@ class _Block:
             "steps": given["steps"],
             "evaluate_every": given["evaluate_every"],
             "schedule": with_defaults(schedule, schedule_schema(schedule)),
-            **_numerics(given, tier, workload),
         }
+        # Plain values are left out: runs that were made before these keys existed keep their ids.
+        size, precision = given.get("micro_batch_size"), given.get("precision", tier.precision)
+        if precision != PLAIN_PRECISION:
+            shared["precision"] = precision
+        if tier.deterministic:
+            shared["deterministic"] = True
+        if size and size != workload["batch_size"]:
+            shared["micro_batch_size"] = size
         target = Target.parse(given["target"]) if given.get("target") else None
-        return cls(shared, find_source, given["seeds"], target, given.get("tuning"), signatures)
+        return cls(given, shared, find_source, target, signatures)
 
     @property
     def workload(self) -> Mapping[str, Any]:
@@ -226,13 +232,13 @@ class _Block:
         studies: the tuned values that each study chose. The i-th seed takes those of study ``i % len(studies)``.
         """
         sweep = entry.get("sweep", {})
-        swept = [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
         planned = []
-        for values in swept:
-            for index, seed in enumerate(self.seeds):
+        for combination in itertools.product(*sweep.values()):
+            swept = dict(zip(sweep, combination, strict=True))
+            for index, seed in enumerate(self.given["seeds"]):
                 study = index % len(studies) if studies else None
                 tuned = {} if study is None else studies[study]
-                planned.append(PlannedRun(self._run(entry, {**tuned, **values}, seed), self.target, study))
+                planned.append(PlannedRun(self._run(entry, {**tuned, **swept}, seed), self.target, study))
         return planned
 
     def tuned_optimizer(self, entry: Mapping[str, Any]) -> TunedOptimizer | None:
@@ -240,49 +246,38 @@ class _Block:
 
         Trials take the first value of each swept hyperparameter.
         """
-        tuning, space = self.tuning, space_of(entry, self.tuning)
+        tuning = self.given.get("tuning")
+        space = space_of(entry, tuning)
         if tuning is None or not space:
             return None
         first = {name: values[0] for name, values in entry.get("sweep", {}).items()}
-        studies = tuple(
-            tuple(
-                Trial(self._run(entry, {**first, **values}, seed, for_tuning=True), values)
-                for values in trial_values(space, tuning["trials"], seed)
-            )
-            for seed in study_seeds(tuning)
-        )
+        studies = []
+        for seed in study_seeds(tuning):
+            tried = trial_values(space, tuning["trials"], seed)
+            runs = [self._run(entry, {**first, **values}, seed, tuning) for values in tried]
+            studies.append(tuple(map(Trial, runs, tried)))
         given = tuple(name for name in space if entry["hyperparameters"].get(name, TUNED) != TUNED)
         ranking = Ranking.parse(tuning["metric"], self.target)
-        return TunedOptimizer(label_of(entry), self.workload, space, ranking, studies, given)
+        return TunedOptimizer(label_of(entry), self.workload, space, ranking, tuple(studies), given)
 
-    def _run(self, entry: Mapping[str, Any], values: Mapping[str, Any], seed: int, *, for_tuning: bool = False) -> Run:
+    def _run(
+        self, entry: Mapping[str, Any], values: Mapping[str, Any], seed: int, tuning: Mapping[str, Any] | None = None
+    ) -> Run:
+        """Return an entry's run with these hyperparameters and seed; a trial of ``tuning``, if it is given."""
         hyperparameters = resolved({**entry["hyperparameters"], **values}, entry["name"], self.signatures)
-        optimizer = {"name": entry["name"], "hyperparameters": hyperparameters}
         source = self.find_source(label_of(entry), seed)
-        upstream = source.run if source else None
-        spec = {**self.shared, "start_from": upstream.id if upstream else None, "seed": seed, "optimizer": optimizer}
-        if for_tuning:
+        spec = {
+            **self.shared,
+            "start_from": source.run.id if source else None,
+            "seed": seed,
+            "optimizer": {"name": entry["name"], "hyperparameters": hyperparameters},
+        }
+        if tuning is not None:
             spec["workload"] = {**self.workload, "for_tuning": True}
-            spec["steps"] = (self.tuning or {}).get("steps", spec["steps"])
-        return Run(spec, upstream)
-
-
-_CONSTANT = {"name": "constant"}
+            spec["steps"] = tuning.get("steps", spec["steps"])
+        return Run(spec, source.run if source else None)
 
 
 def _shown_chain(names: Sequence[str]) -> str:
     shown = names if len(names) <= 6 else [*names[:3], "...", *names[-3:]]
     return " -> ".join(shown)
-
-
-def _numerics(given: Mapping[str, Any], tier: Tier, workload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a spec's precision and micro-batch size, and whether its algorithms are deterministic.
-
-    Plain values are left out: runs that were made before these keys existed keep their ids.
-    """
-    size, chosen = given.get("micro_batch_size"), given.get("precision", tier.precision)
-    return {
-        **({"precision": chosen} if chosen != PLAIN_PRECISION else {}),
-        **({"deterministic": True} if tier.deterministic else {}),
-        **({"micro_batch_size": size} if size and size != workload["batch_size"] else {}),
-    }

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from workflow.bench.plan.literals import read_literals
 from workflow.bench.support.config import ROOT, checked_stem
+from workflow.bench.support.source_code import read_literals
 
 if TYPE_CHECKING:
     from mkor_core import ranges as ranges
@@ -110,108 +110,66 @@ def _constant(root: Path, name: str) -> Any:
 
 
 def _read_signature(root: Path, name: str, module: str) -> Signature | None:
-    tree = _parse(_file(root, module))
-    body, title = tree.body, (ast.get_docstring(tree) or "").partition("\n")[0]
-    for node in body:
+    tree = _parse(root, module)
+    title = (ast.get_docstring(tree) or "").partition("\n")[0]
+    for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name in _FUNCTIONS:
-            return Signature(name, "first", _read_parameters(node), title, ast.get_docstring(node) or "")
-    classes = [node for node in body if isinstance(node, ast.ClassDef)]
-    methods = [node for node in classes if _is_method(root, module, node.name)]
-    if not methods:
-        return None
-    *_, last = methods
-    return Signature(name, "second", _read_fields(root, module, last.name), title, ast.get_docstring(last) or "")
-
-
-@cache
-def _parse(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
-
-
-def _file(root: Path, module: str) -> Path:
-    path = root / Path(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def _read_parameters(function: ast.FunctionDef) -> dict[str, Hyperparameter]:
-    parameters = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    return {node.arg: _hyperparameter(node.arg, node.annotation, default) for node, default in parameters}
-
-
-def _read_fields(root: Path, module: str, class_name: str) -> dict[str, Hyperparameter]:
-    """Return the dataclass fields of a class, those of its bases first, in the order of `dataclasses.fields`."""
-    definition = _find_class(root, module, class_name)
-    if definition is None:
-        return {}
-    module, node = definition
-    fields: dict[str, Hyperparameter] = {}
-    for base in reversed(_base_names(node)):
-        fields |= _read_fields(root, module, base)
-    if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-        return fields  # a mixin: its annotations are no fields
-    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            name = statement.target.id
-            if "ClassVar" not in ast.unparse(statement.annotation):
-                fields[name] = _hyperparameter(name, statement.annotation, statement.value, _text_alone(following))
-    return fields
-
-
-def _is_method(root: Path, module: str, class_name: str) -> bool:
-    definition = _find_class(root, module, class_name)
-    if definition is None:
-        return False
-    module, node = definition
-    return (module, node.name) == _ROOT_CLASS or any(_is_method(root, module, base) for base in _base_names(node))
-
-
-def _base_names(node: ast.ClassDef) -> list[str]:
-    return [base.id for base in node.bases if isinstance(base, ast.Name)]
-
-
-def _find_class(root: Path, module: str, name: str) -> tuple[str, ast.ClassDef] | None:
-    """Return the module and definition of the class that ``name`` means in ``module``; None if outside ``root``."""
-    file = _file(root, module)
-    if not file.is_file():
-        return None
-    for node in _parse(file).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return module, node
-    for source, alias in _imported_names(_parse(file)):
-        if (alias.asname or alias.name) == name and source != module:
-            return _find_class(root, source, alias.name)
+            parameters = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            read = [_hyperparameter(given.arg, given.annotation, default) for given, default in parameters]
+            return Signature(name, "first", {one.name: one for one in read}, title, ast.get_docstring(node) or "")
+    # A file may define several methods, each of which builds on the one before: the last is the optimizer's.
+    for node in reversed(tree.body):
+        if isinstance(node, ast.ClassDef):
+            family = _with_bases(root, module, node.name)
+            if any((origin, cls.name) == _ROOT_CLASS for origin, cls in family):
+                fields = {field.name: field for _, cls in family for field in _fields(cls)}
+                return Signature(name, "second", fields, title, ast.get_docstring(node) or "")
     return None
 
 
-def _imported_names(tree: ast.Module) -> Iterator[tuple[str, ast.alias]]:
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+@cache
+def _parse(root: Path, module: str) -> ast.Module:
+    """Return the syntax tree of a module; an empty one if it is not a file below ``root``."""
+    path = root.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8") if file.is_file() else "", filename=str(file))
+
+
+def _with_bases(root: Path, module: str, name: str) -> list[tuple[str, ast.ClassDef]]:
+    """Return the class that ``name`` means in ``module``, after its bases: each with the module that defines it."""
+    for node in _parse(root, module).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            # The last base comes first, as in `dataclasses.fields`, which goes through the bases from the root on.
+            bases = [base.id for base in reversed(node.bases) if isinstance(base, ast.Name)]
+            return [*(found for base in bases for found in _with_bases(root, module, base)), (module, node)]
+        if isinstance(node, ast.ImportFrom) and node.module not in (None, module):
             for alias in node.names:
-                yield node.module, alias
+                if (alias.asname or alias.name) == name:
+                    return _with_bases(root, str(node.module), alias.name)
+    return []
 
 
-def _text_alone(statement: ast.stmt | None) -> str:
-    """Return the text of a statement that is a string literal: the docstring of the field before it; else ""."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        return " ".join(str(statement.value.value).split())
-    return ""
+def _fields(node: ast.ClassDef) -> Iterator[Hyperparameter]:
+    """Yield the fields that a class itself adds, each with its docstring. A mixin's annotations are no fields."""
+    if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return
+    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            text = following.value if isinstance(following, ast.Expr) else None
+            details = " ".join(str(text.value).split()) if isinstance(text, ast.Constant) else ""
+            if "ClassVar" not in ast.unparse(statement.annotation):
+                yield _hyperparameter(statement.target.id, statement.annotation, statement.value, details)
 
 
 def _hyperparameter(
     name: str, annotation: ast.expr | None, default: ast.expr | None, details: str = ""
 ) -> Hyperparameter:
-    return Hyperparameter(
-        name,
-        ranges.Domain.of(_evaluate(annotation, Any)),
-        REQUIRED if default is None else _evaluate(default, COMPUTED),
-        details,
-    )
+    domain = ranges.Domain.of(_evaluated(annotation, Any) if annotation else Any)
+    return Hyperparameter(name, domain, _evaluated(default, COMPUTED) if default else REQUIRED, details)
 
 
-def _evaluate(node: ast.expr | None, fallback: Any) -> Any:
+def _evaluated(node: ast.expr, fallback: Any) -> Any:
     """Return the value of an expression, or ``fallback`` if it needs more than `_NAMES` and builtins."""
-    if node is None:
-        return fallback
     try:
         return eval(compile(ast.Expression(node), "<annotation or default>", "eval"), dict(_NAMES))
     except (NameError, AttributeError, TypeError):

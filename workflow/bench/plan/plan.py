@@ -80,7 +80,6 @@ class Plan:
         refuse_folder("config_dir", config_dir)
         folder = Path(config_dir)
         file = folder / "config.yaml"
-        _refuse_unlike_text(file, settings)
         chosen = {**read_mapping(file), **{key: value for key, value in settings.items() if value is not None}}
         check(chosen, schema("config"), file)
         tiers = read_tiers(folder / "tiers")
@@ -97,17 +96,23 @@ class Plan:
         rounds = read_rounds(results / hardware / tier.name, tier)
         experiments = files.expand(rounds)
         if chosen["hardware"] == "auto":
-            hardware_slug(results, tier.device)
+            hardware_slug(results, tier.device)  # saves the name, now that all files have been checked
         notes = list(files.notes)
         if hardware == NO_GPU:
-            notes.append(
-                f"tier '{tier.name}' trains on a GPU, but nvidia-smi lists none: this machine cannot run this plan"
-            )
-        compared = _compared(file, chosen.get("compare", []), tier.name)
+            without = "trains on a GPU, but nvidia-smi lists none: this machine cannot run this plan"
+            notes.append(f"tier '{tier.name}' {without}")
         tables = [folder / "tuned" / tier.name / f"{name}.trials.csv" for name in experiments]
-        trials = tuple(table for table in tables if table.is_file())
-        place, missing = results / hardware / tier.name, files.unfinished
-        return cls(tier, hardware, place, experiments, tuple(notes), compared, rounds, missing, trials)
+        return cls(
+            tier,
+            hardware,
+            results / hardware / tier.name,
+            experiments,
+            tuple(notes),
+            _compared(file, chosen.get("compare", []), tier.name),
+            rounds,
+            files.unfinished,
+            tuple(table for table in tables if table.is_file()),
+        )
 
     @property
     def other_machines(self) -> tuple[Path, ...]:
@@ -130,6 +135,7 @@ class Plan:
         for experiment in self.experiments.values():
             jobs = [job for job in experiment.jobs.values() if job not in without]
             number = math.ceil(len(jobs) / self.tier.optimizers_per_job)
+            # 7 jobs in 3 groups are cut at 0, 2, 4 and 7.
             bounds = [len(jobs) * index // max(number, 1) for index in range(number + 1)]
             groups += [tuple(jobs[first:last]) for first, last in pairwise(bounds)]
         return groups
@@ -142,12 +148,8 @@ class Plan:
     @cached_property
     def started_from(self) -> frozenset[str]:
         """The ids of the runs whose final weights other runs or trials start from."""
-        trials = (
-            trial.run
-            for experiment in self.experiments.values()
-            for optimizer in experiment.tuned_optimizers
-            for trial in optimizer.trials
-        )
+        tuned = [optimizer for experiment in self.experiments.values() for optimizer in experiment.tuned_optimizers]
+        trials = [trial.run for optimizer in tuned for trial in optimizer.trials]
         return frozenset(run.start_from for run in (*self.runs.values(), *trials) if run.start_from)
 
     def experiment(self, name: str) -> Experiment:
@@ -198,20 +200,6 @@ def _not_a_folder(path: Path) -> Path | None:
         nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
         return None if nearest.is_dir() else nearest
     return None
-
-
-def _refuse_unlike_text(file: Path, settings: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` on settings that do not come from `read_mapping`, and that a schema's messages cannot show.
-
-    Snakemake reads its own configuration files and command line: integers of thousands of digits, and aliases that
-    stand for billions of values, reach the plan.
-    """
-    for key, value in settings.items():
-        for item in value if key == "compare" and isinstance(value, list) else [value]:
-            if isinstance(item, Mapping | Sequence) and not isinstance(item, str):
-                raise error(file, (key,), value, "must be text")
-            if isinstance(item, int) and item.bit_length() > 64:
-                raise error(file, (key,), value, "must be text")
 
 
 def _compared(file: Path, given: Sequence[str], tier: str) -> tuple[Path, ...]:

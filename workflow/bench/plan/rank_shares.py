@@ -7,15 +7,15 @@ numbers the seconds are a model: a part that every rank needs, and one that the 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from workflow.bench.data import imagenet
 from workflow.bench.plan.plan import REFERENCE, Plan
-from workflow.bench.plan.runs import Job, Run
-from workflow.bench.support.columns import aligned
+from workflow.bench.plan.runs import Job
+from workflow.bench.support.command_line import aligned
 from workflow.bench.support.config import shown_path
 
 _MEASURED: Final = "*/bench/rank_shares.csv"
@@ -34,8 +34,7 @@ class Place(NamedTuple):
     """Of each rank."""
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Seconds of one example on one core: those that every rank needs, and those that the ranks divide."""
 
     fixed: float
@@ -87,14 +86,13 @@ def measured() -> tuple[Path | None, Costs]:
             if row["contender"] in ("whole", "part"):
                 of_work = seconds.setdefault((row["work"], row["workload"], int(row["size"])), {})
                 of_work[int(row["ranks"])] = float(row["seconds"]) / int(row["examples"])
-    return file, {key: _fitted(of_work) for key, of_work in seconds.items()}
-
-
-def _fitted(seconds: dict[int, float]) -> Cost:
-    """Return the cost with the seconds of an example that were measured on one rank, and for the part of another."""
-    (one, alone), (many, part) = sorted(seconds.items())
-    divided = (alone - part) / (1 / one - 1 / many)
-    return Cost(alone - divided / one, divided)
+    costs = {}
+    for key, by_ranks in seconds.items():
+        # Two measurements, on one rank and of the part of one of many, determine the two parts of the cost.
+        (one, alone), (many, part) = sorted(by_ranks.items())
+        divided = (alone - part) / (1 / one - 1 / many)
+        costs[key] = Cost(alone - divided / one, divided)
+    return file, costs
 
 
 def savings(
@@ -108,33 +106,25 @@ def savings(
     counted: set[str] = set()
     for name, experiment in plan.experiments.items():
         place = place_of(name)
-        times: dict[tuple[str, float, float], tuple[int, int]] = {}
+        found: dict[tuple[str, float, float], tuple[int, int]] = {}
         jobs = [job for job in experiment.jobs.values() if place.ranks > 1 and job not in without]
         for run in (run for job in jobs for run in job.runs):
-            if run.id not in counted and (found := _seconds(run, place, costs)) is not None:
-                number, steps = times.get(found[:3], (0, 0))
-                times[found[:3]] = number + found[3], steps + run.spec["steps"]
+            workload, all_steps = run.spec["workload"], run.spec["steps"]
+            work = _WORKS.get(workload["dataset"], "")
+            size = workload.get("sequence_length", workload.get("image_size"))
+            cost = costs.get((work, run.workload, size))
+            if cost is not None and run.id not in counted:
+                examples, at_once, times = workload["batch_size"], 1, all_steps
+                if work == "evaluate":
+                    # A core of each rank is busy with the training process; the untrained model is evaluated too.
+                    examples, at_once = imagenet.VALIDATION_EXAMPLES, max(1, min(place.cores - 1, _MOST_READERS))
+                    times = 1 + -(-all_steps // run.spec["evaluate_every"])
+                key = work, cost.seconds(examples, 1) / at_once, cost.seconds(examples, place.ranks) / at_once
+                number, steps = found.get(key, (0, 0))
+                found[key] = number + times, steps + all_steps
             counted.add(run.id)
-        for (work, alone, shared), (number, steps) in times.items():
+        for (work, alone, shared), (number, steps) in found.items():
             yield Saving(name, work, place, alone, shared, number, steps)
-
-
-def _seconds(run: Run, place: Place, costs: Costs) -> tuple[str, float, float, int] | None:
-    """Return a run's work, its seconds alone and shared, and how often the run does it; None if it was not measured."""
-    workload = run.spec["workload"]
-    work = _WORKS.get(workload["dataset"], "")
-    size = workload.get("sequence_length", workload.get("image_size"))
-    cost = costs.get((work, run.workload, size))
-    if cost is None:
-        return None
-    steps, every = run.spec["steps"], run.spec["evaluate_every"]
-    if work == "draw":
-        examples, at_once, times = workload["batch_size"], 1, steps
-    else:
-        # One core of a rank is busy with the training process; the untrained model is evaluated too.
-        examples, at_once = imagenet.VALIDATION_EXAMPLES, max(1, min(place.cores - 1, _MOST_READERS))
-        times = 1 + -(-steps // every)
-    return work, cost.seconds(examples, 1) / at_once, cost.seconds(examples, place.ranks) / at_once, times
 
 
 def lines(plan: Plan, place_of: Callable[[str], Place], without: Collection[Job] = ()) -> Iterator[str]:
@@ -145,19 +135,11 @@ def lines(plan: Plan, place_of: Callable[[str], Place], without: Collection[Job]
         return
     yield "seconds that ranks save by sharing work that one rank, or each of them, did alone: reckoned for the ranks"
     yield f"and cores below from times of 1 and 2 ranks in {shown_path(file)}"
-    heads = ("experiment", "of", "ranks", "cores", "alone", "shared", "saved", "times", "hours saved")
-    cells = [
-        (
-            each.experiment,
-            _TITLES[each.work],
-            f"{each.place.ranks}",
-            f"{each.place.cores}",
-            f"{each.alone:.2f}",
-            f"{each.shared:.2f}",
-            f"{each.alone - each.shared:.2f}",
-            f"{each.times:,}",
-            f"{each.hours:,.1f}",
-        )
-        for each in found
+    rows: list[Sequence[str]] = [
+        ("experiment", "of", "ranks", "cores", "alone", "shared", "saved", "times", "hours saved")
     ]
-    yield from aligned([heads, *cells], names=2)
+    for each in found:
+        seconds = [f"{number:.2f}" for number in (each.alone, each.shared, each.alone - each.shared)]
+        where = f"{each.place.ranks}", f"{each.place.cores}"
+        rows.append((each.experiment, _TITLES[each.work], *where, *seconds, f"{each.times:,}", f"{each.hours:,.1f}"))
+    yield from aligned(rows, names=2)

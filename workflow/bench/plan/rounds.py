@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from workflow.bench.plan.tiers import Tier
-from workflow.bench.support.config import check, error, read_mapping, schema
+from workflow.bench.support.config import check, dump, error, read_mapping, schema
 from workflow.bench.support.files import write_atomically
-from workflow.bench.support.strict_yaml import dump
 
 FILE: Final = "rounds.yaml"
 

@@ -100,6 +100,7 @@ class Run:
 
         if fits(ranks):
             return None
+        # Divisors come in pairs around the square root: a batch may have millions of examples.
         divisors = {n for k in range(1, isqrt(batch) + 1) if batch % k == 0 for n in (k, batch // k) if fits(n)}
         whole = f"a batch of {batch}"
         if parts > 1:
@@ -109,13 +110,10 @@ class Run:
 
     def describe(self) -> str:
         """Return a short description for messages: workload, optimizer, main hyperparameters and seed."""
-        shown = [
-            f"{name}={self.hyperparameters[name]}" for name in _MAIN_HYPERPARAMETERS if name in self.hyperparameters
-        ]
+        given = self.hyperparameters
+        main = ("update_rule", "inverse_update_period", "lr")
+        shown = [f"{name}={given[name]}" for name in main if name in given]
         return " ".join([self.workload, self.method, *shown, f"seed={self.seed}"])
-
-
-_MAIN_HYPERPARAMETERS = ("update_rule", "inverse_update_period", "lr")
 
 
 @dataclass(frozen=True)

@@ -88,15 +88,11 @@ class TunedValues:
                 where = f"{shown_path(self._file)}: {workload['name']}, {label_of(entry)}"
                 self._outdated.append(f"{where}: tuned with an older version of its block")
             return self._checked(entry, names, index)
-        return self._values_of_like(entry, names, workload)
-
-    def _values_of_like(
-        self, entry: Mapping[str, Any], names: Sequence[str], workload: Mapping[str, Any]
-    ) -> list[dict[str, Any]] | None:
         if self._like is None:
             return None
         index = self._like._find(entry, names, workload)
         if index is None:
+            # Values of a smaller model are better than none; a note tells the user.
             index = self._like._find(entry, names, workload, by=("name",))
             if index is None:
                 return None

@@ -15,8 +15,8 @@ from workflow.bench.plan.tuned_values import is_of, read_records
 from workflow.bench.plan.tuning_space import is_near_an_end
 from workflow.bench.results.columns import ENDED, TRIAL_COLUMNS
 from workflow.bench.results.rows import read_csv, write_csv
+from workflow.bench.support.config import dump
 from workflow.bench.support.files import write_atomically
-from workflow.bench.support.strict_yaml import dump
 from workflow.bench.training.record import RunFolder, read_record
 
 

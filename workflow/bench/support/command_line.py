@@ -9,7 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -31,11 +31,10 @@ def whole(text: str) -> int:
 
 def real(text: str) -> float:
     """Return the number that an option gives, which may be infinite or NaN; for ``add_argument``'s ``type``."""
-    try:
+    # Without the pattern, Python would also read 1_000 and digits of other scripts.
+    with suppress(ValueError):
         if re.fullmatch(r"[-+.0-9a-zA-Z]{1,40}", text):
             return float(text)
-    except ValueError:
-        pass
     raise argparse.ArgumentTypeError(f"must be a number, not {text[:40]!r}")
 
 
@@ -123,5 +122,19 @@ def _write_problem(file: Path) -> str | None:
     folder = next(parent for parent in file.absolute().parents if parent.exists())
     if not folder.is_dir():
         return f"{folder} is not a folder"
+    # To make a file and remove it is the one test that also sees a disk that is mounted read-only.
     with tempfile.TemporaryFile(dir=folder):
         return None
+
+
+def aligned(rows: Sequence[Sequence[str]], names: int, *, remarks: int = 0) -> Iterator[str]:
+    """Yield rows of cells as indented lines of a table, the heads first.
+
+    The first ``names`` columns and the last ``remarks`` are aligned at the left, the others at the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        is_left = [index < names or index >= len(row) - remarks for index in range(len(row))]
+        each = zip(row, widths, is_left, strict=True)
+        cells = [cell.ljust(width) if left else cell.rjust(width) for cell, width, left in each]
+        yield ("  " + "  ".join(cells)).rstrip()

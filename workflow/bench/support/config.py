@@ -1,21 +1,30 @@
-"""Read configuration files strictly, check them against JSON Schemas, and report errors in one line."""
+"""Read configuration files strictly, check them against JSON Schemas, and report errors in one line.
+
+PyYAML implements YAML 1.1, in which ``1:30:00`` is 5400, ``010`` is 8, ``1_000`` is 1000, ``yes`` is true,
+``2026-01-01`` is a date and ``1e-3`` is text. Here only ``true``, ``false``, ``null`` and decimal numbers have a
+meaning; everything else is text, which the schemas refuse where a number is due.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
 import math
+import re
 import unicodedata
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
+from yaml.composer import Composer, ComposerError
+from yaml.constructor import ConstructorError
 
-from workflow.bench.support import names, strict_yaml
+from workflow.bench.support import names
 from workflow.bench.support.errors import ConfigError as ConfigError
 from workflow.bench.support.errors import printable
+from workflow.bench.support.reading import read_text
 
 if TYPE_CHECKING:
     from jsonschema import SchemaError, ValidationError
@@ -42,16 +51,14 @@ def checked_stem(file: Path, kind: str) -> str:
     Raises:
         ConfigError: the name is not one of this kind (`names.name_rule`).
     """
-    rule = names.name_rule(kind, file.stem)
-    if rule:
+    if rule := names.name_rule(kind, file.stem):
         raise ConfigError(f"{shown_path(file)}: its name, {shown_value(file.stem)}, {rule}")
     return file.stem
 
 
 def refuse_folder(key: str, folder: Path | str, rule_of: Callable[[str], str | None] = names.folder_rule) -> None:
     """Raise `ConfigError` if a folder breaks a rule of `names`."""
-    rule = rule_of(str(folder))
-    if rule:
+    if rule := rule_of(str(folder)):
         raise ConfigError(f"{key} = {shown_value(str(folder))}: {rule}")
 
 
@@ -68,16 +75,7 @@ def shown_key(key: Key) -> str:
 
 def shown_value(value: Any) -> str:
     """Return ``value`` as JSON, cut to 80 characters."""
-    text = ""
-    try:
-        # In parts, because aliases of YAML can make a value of billions of characters.
-        for part in json.JSONEncoder(default=str, ensure_ascii=False).iterencode(value):
-            text += part
-            if len(text) > 80:
-                break
-    except ValueError:  # Python refuses to print an integer of thousands of digits
-        text += "(an integer of thousands of digits)"
-    return printable(_cut(text, 80))
+    return printable(_cut(json.dumps(value, default=str, ensure_ascii=False), 80))
 
 
 def _cut(text: str, length: int) -> str:
@@ -93,28 +91,122 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     return f"known: {', '.join(names)}" if names else "none is known"
 
 
+_TAG: Final = "tag:yaml.org,2002:"
+_DECIMAL: Final = r"(?:0|[1-9][0-9]*)"
+_PLAIN: Final = {
+    "null": r"(?:~|null|Null|NULL|)\Z",
+    "bool": r"(?:true|True|TRUE|false|False|FALSE)\Z",
+    "int": rf"[-+]?{_DECIMAL}\Z",
+    "float": rf"[-+]?(?:{_DECIMAL}\.?|{_DECIMAL}?\.[0-9]+)(?:[eE][-+]?[0-9]+)?\Z|[-+]?\.(?:inf|nan)\Z",
+    "merge": r"<<\Z",
+}
+"""What unquoted scalars other than text look like, by the name of their tag."""
+_RESOLVERS: Final = {None: [(_TAG + name, re.compile(pattern)) for name, pattern in _PLAIN.items()]}
+
+
+class _Composer(Composer, yaml.CBaseLoader):
+    """Composes nodes in Python from the events of libyaml's parser, which is in all of PyYAML's wheels.
+
+    Of PyYAML's own, the parser in Python takes 4 times as long, and the composer in C crashes the process on values
+    nested deeply enough; that in Python raises `RecursionError`.
+    """
+
+    yaml_implicit_resolvers = _RESOLVERS
+
+    def __init__(self, text: str) -> None:
+        yaml.CBaseLoader.__init__(self, text)
+        Composer.__init__(self)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()
+        # A tag such as !!float would let a value mean something else than what it looks like.
+        if getattr(event, "tag", None) is not None:
+            raise ComposerError(None, None, "tags such as !!int are not allowed", event.start_mark)
+        return super().compose_node(parent, index)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `parse` would read as something else, and writes equal values in full, without aliases."""
+
+    yaml_implicit_resolvers = _RESOLVERS
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def parse(text: str) -> Any:
+    """Return the value of a YAML text.
+
+    Raises:
+        yaml.YAMLError: the text is not YAML, has a key twice, a tag, or an integer of more than 64 bits.
+        RecursionError: it is nested deeply, or a value contains itself.
+    """
+    node = _Composer(text).get_single_node()
+    return None if node is None else _constructed(node)
+
+
+def _constructed(node: yaml.Node) -> Any:
+    if isinstance(node, yaml.SequenceNode):
+        return [_constructed(item) for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node)
+    kind, text = node.tag.removeprefix(_TAG), node.value
+    if kind == "int":
+        # A seed, a count or a size beyond 64 bits would fail far from here, in NumPy or torch. Very long ones are not
+        # even converted: Python refuses to.
+        if len(text) > 20 or abs(int(text)) >= 2**63:
+            raise ConstructorError(
+                None, None, f"the integer {_cut(text, 40)} does not fit into 64 bits", node.start_mark
+            )
+        return int(text)
+    if kind == "float":
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+    return {"null": None, "bool": text.lower() == "true"}.get(kind, text)
+
+
+def _mapping(node: yaml.MappingNode) -> dict[Any, Any]:
+    """Return a mapping, in which ``<<: *anchor`` adds the entries of another one that it lacks itself."""
+    merged: dict[Any, Any] = {}
+    own: dict[Any, Any] = {}
+    for key, value in node.value:
+        mark = key.start_mark
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConstructorError(None, None, "a key must be text", mark)
+        name, content = _constructed(key), _constructed(value)
+        if key.tag == f"{_TAG}merge":
+            if not isinstance(content, dict):
+                raise ConstructorError(None, None, "<< takes over the keys of one mapping", mark)
+            merged |= content
+        elif name in own:
+            raise ConstructorError(None, None, f"the key '{name}' appears twice", mark)
+        else:
+            own[name] = content
+    return {**merged, **own}
+
+
+def dump(value: Any) -> str:
+    """Return a value as a YAML text that `parse` reads back."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110)
+
+
 def read_yaml(file: Path) -> Any:
     """Return the content of a YAML file.
 
     Raises:
-        ConfigError: the file is missing, too large or not YAML as `strict_yaml` reads it, or it contains a value that
-            JSON cannot express, such as NaN, or text with a control character.
+        ConfigError: the file is missing, cannot be read, is not YAML as `parse` reads it, or contains a value that JSON
+            cannot express, such as NaN, or text with a control character.
     """
     try:
-        if file.exists() and not file.is_file():
-            raise error(file, (), None, "must be a file")  # reading a FIFO would wait forever
-        with file.open("rb") as opened:
-            content = opened.read(strict_yaml.MAX_BYTES + 1)
-        if len(content) > strict_yaml.MAX_BYTES:
-            raise error(file, (), None, f"must have at most {strict_yaml.MAX_BYTES} bytes")
-        value = strict_yaml.parse(content.decode("utf-8"))
+        value = parse(read_text(file))
+        refuse_odd_values(file, (), value)
     except FileNotFoundError:
         raise ConfigError(f"{shown_path(file)}: no such file") from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{shown_path(file)}: cannot be read: {problem}") from None
+    except OSError as problem:
+        raise ConfigError(str(problem)) from None
     except yaml.YAMLError as problem:
         raise error(file, (), None, f"not valid YAML: {_without_excerpt(problem)}") from None
-    refuse_odd_values(file, (), value)
+    except RecursionError:
+        raise error(file, (), None, "values are nested too deeply, or an alias stands in its own anchor") from None
     return value
 
 
@@ -195,22 +287,10 @@ def _validator() -> Any:
         if rule:
             yield ValidationError(rule)
 
-    def check_unique(_: Any, expected: bool, items: Any, __: Any) -> Iterator[ValidationError]:
-        """Check ``uniqueItems`` in linear time; the library compares every pair of a list that it cannot sort."""
-        if not expected or not isinstance(items, list):
-            return
-        # JSON distinguishes true from 1, but not 1.0 from 1.
-        distinct = {
-            (isinstance(item, bool), item) if isinstance(item, Hashable) else json.dumps(item, sort_keys=True)
-            for item in items
-        }
-        if len(distinct) < len(items):
-            yield ValidationError("not unique")
-
     # JSON Schema accepts 1.0 as an integer, but a seed of 1.0 is a typing error.
     return validators.extend(
         Draft202012Validator,
-        {"format": check_format, "uniqueItems": check_unique},
+        {"format": check_format},
         type_checker=Draft202012Validator.TYPE_CHECKER.redefine(
             "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
         ),
@@ -243,45 +323,29 @@ def _in_one_line(problem: ValidationError | SchemaError, file: Path | str, key: 
         unknown = next(name for name in problem.instance if name not in properties)
         must = f"unknown key; {did_you_mean(unknown, properties)}"
         return error(file, (*where, unknown), problem.instance[unknown], must)
+    description = constraint.get("description", "")
     if problem.validator == "required":
         missing = next(name for name in problem.validator_value if name not in problem.instance)
         must, description = f"the key '{missing}' is missing", properties.get(missing, {}).get("description", "")
-    else:
-        must, description = _rule(problem), constraint.get("description", "")
-        if not must:
-            rule = f"breaks the rule {problem.validator}: {problem.validator_value}"
-            must, description = (f"must be {description}" if description else rule), ""
+    elif not (must := _rule(problem)):
+        # A rule such as oneOf says nothing by itself: the schema's description is the message.
+        rule = f"breaks the rule {problem.validator}: {problem.validator_value}"
+        must, description = (f"must be {description}" if description else rule), ""
     return error(file, where, problem.instance, f"{must}: {description}" if description else must)
 
 
 def _rule(problem: ValidationError | SchemaError) -> str:
     """Return a broken rule of a schema in words; nothing for a rule that only the schema's description explains."""
-    limit = problem.validator_value
-    match problem.validator:
-        case "format":
-            return problem.message
-        case "type":
-            kinds = [limit] if isinstance(limit, str) else limit
-            return "must be " + " or ".join(_KINDS[kind] for kind in kinds)
-        case "enum":
-            return f"must be one of the known values; {did_you_mean(problem.instance, map(str, limit))}"
-        case "minimum":
-            return f"must be at least {limit}"
-        case "exclusiveMinimum":
-            return f"must be greater than {limit}"
-        case "maximum":
-            return f"must be at most {limit}"
-        case "exclusiveMaximum":
-            return f"must be less than {limit}"
-        case "uniqueItems":
-            return "must not contain the same value twice"
-        case "minItems" | "minProperties" | "minLength":
-            return "must not be empty" if limit == 1 else f"must contain at least {limit} values"
-        case "maxItems":
-            return f"must contain at most {limit} values"
-        case "maxLength":
-            return f"must have at most {limit} characters"
-    return ""
+    limit, rule = problem.validator_value, str(problem.validator)
+    if rule == "format":
+        return problem.message
+    if rule == "type":
+        return "must be " + " or ".join(_KINDS[kind] for kind in ([limit] if isinstance(limit, str) else limit))
+    if rule == "enum":
+        return f"must be one of the known values; {did_you_mean(problem.instance, map(str, limit))}"
+    if rule in ("minItems", "minProperties", "minLength"):
+        return "must not be empty" if limit == 1 else f"must contain at least {limit} values"
+    return _RULES.get(rule, "").format(limit)
 
 
 def with_defaults(value: Mapping[str, Any], against: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,4 +367,13 @@ _KINDS: Final = {
     "array": "a list",
     "object": "a mapping",
     "null": "null",
+}
+_RULES: Final = {
+    "minimum": "must be at least {}",
+    "exclusiveMinimum": "must be greater than {}",
+    "maximum": "must be at most {}",
+    "exclusiveMaximum": "must be less than {}",
+    "uniqueItems": "must not contain the same value twice",
+    "maxItems": "must contain at most {} values",
+    "maxLength": "must have at most {} characters",
 }

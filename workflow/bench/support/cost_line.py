@@ -18,7 +18,6 @@ _LINE: Final = re.compile(r"^cost: ([0-9.]+) core-seconds(?: in ([0-9.]+) s)?(?:
 _BYTES: Final = 1 if sys.platform == "darwin" else 1024
 """The unit of `resource.getrusage`'s memory: bytes on macOS, kilobytes elsewhere."""
 _STATUS_FILE: Final = Path("/proc/self/status")
-"""Only Linux has it."""
 
 
 class Cost(NamedTuple):
@@ -39,25 +38,14 @@ def print_cost(*, with_time: bool = True) -> None:
     used = os.times()
     processors = used.user + used.system + used.children_user + used.children_system
     time_taken = f" in {time.perf_counter() - _STARTED:.1f} s" if with_time else ""
-    print(f"cost: {processors:.1f} core-seconds{time_taken}, peak {_peak_mb():.0f} MB", file=sys.stderr)
-
-
-def _peak_mb() -> float:
-    of_children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _BYTES
-    return max(_peak_of_this_process(), of_children) / 1e6
-
-
-def _peak_of_this_process() -> int:
-    """Return its peak resident memory in bytes.
-
-    On Linux, `resource.getrusage` keeps its peak across execve (man 2 getrusage), and so counts the memory of the
-    process that started this one. The status file does not.
-    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES
+    # On Linux, getrusage keeps its peak across execve (man 2 getrusage), and so counts the memory of the process that
+    # started this one. The status file, which only Linux has, does not.
     with suppress(OSError):
-        peak = re.search(r"^VmHWM:\s*(\d+) kB$", _STATUS_FILE.read_text(), re.MULTILINE)
-        if peak:
-            return int(peak[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES
+        if found := re.search(r"^VmHWM:\s*(\d+) kB$", _STATUS_FILE.read_text(), re.MULTILINE):
+            peak = int(found[1]) * 1024
+    peak = max(peak, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _BYTES)
+    print(f"cost: {processors:.1f} core-seconds{time_taken}, peak {peak / 1e6:.0f} MB", file=sys.stderr)
 
 
 def exit_with_cost(code: int, *, worked: Collection[int] = (0,)) -> NoReturn:

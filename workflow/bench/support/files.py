@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,15 +120,15 @@ def first_free(
     """
     # A file system without flock is an error: filelock's substitute would outlive a killed process.
     locks = [FileLock(path, blocking=False, fallback_to_soft=False) for path in paths]
-    index = _first_acquired(locks)
-    if index is None:
-        on_wait()
+    has_waited = False
     # Polled, because a wait inside the kernel would not end when a signal handler asks to stop.
-    while index is None:
+    while (index := _first_acquired(locks)) is None:
+        if not has_waited:
+            on_wait()
         if give_up():
             raise Timeout(str(paths[0]))
+        has_waited = True
         time.sleep(_POLL_SECONDS)
-        index = _first_acquired(locks)
     try:
         yield index
     finally:
@@ -138,11 +138,9 @@ def first_free(
 def _first_acquired(locks: Sequence[FileLock]) -> int | None:
     """Acquire the first lock that is free, and return its index; None if none is free."""
     for index, lock in enumerate(locks):
-        try:
+        with suppress(Timeout):
             lock.acquire()
-        except Timeout:
-            continue
-        return index
+            return index
     return None
 
 

@@ -11,51 +11,40 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 LONGEST_NAME: Final = 100
 """The most characters of a name: with every suffix and prefix that files get, fewer than a file system's 255 bytes."""
-LONGEST_COMPONENT: Final = 255
+_LONGEST_COMPONENT: Final = 255
 """The most bytes of one part of a path, on every common file system."""
-LONGEST_FOLDER: Final = 1024
+_LONGEST_FOLDER: Final = 1024
 """The most bytes of a folder's absolute path: the folders and files below it stay within Linux's 4,096, and a command
 that names a hundred of them within the 128 KiB of one argument."""
 
-_EXPERIMENT_FILES: Final = frozenset(("compare", "figures", "logs", "probes", "report", "runs", "specs", "tables"))
-"""Folders next to those of the experiments in ``<results>/<hardware>/<tier>``."""
-_HARDWARE_FILES: Final = frozenset(("hardware", "partial", "reference"))
-"""Files and folders next to those of the machines in ``<results>``."""
-
-
-@dataclass(frozen=True)
-class _Name:
-    """A kind of name: a pattern, and its description."""
-
-    pattern: str
-    words: str
-    taken: frozenset[str] = frozenset()
-    """Names that have another use."""
-
-
-_NAMES: Final[Mapping[str, _Name]] = {
-    "account": _Name("[A-Za-z0-9_][A-Za-z0-9_.-]*", "letters, digits, '_', '.' and '-', without '.' or '-' in front"),
-    "data": _Name("[A-Za-z0-9_][A-Za-z0-9_.-]*", "letters, digits, '_', '.' and '-', without '.' or '-' in front"),
-    "experiment": _Name(
-        "[A-Za-z0-9_][A-Za-z0-9_-]*", "letters, digits, '_' and '-', without '-' in front", _EXPERIMENT_FILES
-    ),
-    "hardware": _Name(
-        "[a-z0-9][a-z0-9-]*", "lowercase letters, digits and dashes, without a dash in front", _HARDWARE_FILES
-    ),
-    "label": _Name("[a-z0-9_]+", "lowercase letters, digits and underscores"),
-    "module": _Name("[A-Za-z_][A-Za-z0-9_]*", "letters, digits and underscores, without a digit in front"),
-    "queue": _Name("[A-Za-z0-9_][A-Za-z0-9_.,@-]*", "letters, digits and '_.,@-', without one of '.,@-' in front"),
-    "tier": _Name("[A-Za-z0-9_][A-Za-z0-9_-]*", "letters, digits, '_' and '-', without '-' in front"),
+_TAKEN: Final = {
+    "experiment": ("compare", "figures", "logs", "probes", "report", "runs", "specs", "tables"),
+    "hardware": ("hardware", "partial", "reference"),
 }
+"""Names of other files and folders, next to those of the experiments in ``<results>/<hardware>/<tier>`` and next to
+those of the machines in ``<results>``."""
 
-_PORTABLE: Final = re.compile(r"[\w./+=@-]+")
+_FILE_NAME: Final = ("[A-Za-z0-9_][A-Za-z0-9_.-]*", "letters, digits, '_', '.' and '-', without '.' or '-' in front")
+_NAME: Final = ("[A-Za-z0-9_][A-Za-z0-9_-]*", "letters, digits, '_' and '-', without '-' in front")
+_NAMES: Final = {
+    "account": _FILE_NAME,
+    "data": _FILE_NAME,
+    "experiment": _NAME,
+    "hardware": ("[a-z0-9][a-z0-9-]*", "lowercase letters, digits and dashes, without a dash in front"),
+    "label": ("[a-z0-9_]+", "lowercase letters, digits and underscores"),
+    "module": ("[A-Za-z_][A-Za-z0-9_]*", "letters, digits and underscores, without a digit in front"),
+    "queue": ("[A-Za-z0-9_][A-Za-z0-9_.,@-]*", "letters, digits and '_.,@-', without one of '.,@-' in front"),
+    "tier": _NAME,
+}
+"""The pattern of each kind of name, and the pattern in words."""
+
+FORMATS: Final = ("folder", *_NAMES)
+"""The formats that schemas may use."""
 
 
 def name_rule(kind: str, text: str) -> str | None:
@@ -66,12 +55,12 @@ def name_rule(kind: str, text: str) -> str | None:
             queue or tier.
         text: the name.
     """
-    name = _NAMES[kind]
-    if not re.fullmatch(name.pattern, text):
-        return f"must consist of {name.words}"
+    pattern, words = _NAMES[kind]
+    if not re.fullmatch(pattern, text):
+        return f"must consist of {words}"
     if len(text) > LONGEST_NAME:
         return f"must have at most {LONGEST_NAME} characters, and has {len(text)}"
-    if text in name.taken:
+    if text in _TAKEN.get(kind, ()):
         return "must be another name, because the results use this one for other files"
     return None
 
@@ -84,11 +73,11 @@ def path_rule(text: str) -> str | None:
         if not character.isprintable():
             return f"must not contain {_shown(character)}, which cannot be printed"
     longest = max(len(os.fsencode(part)) for part in text.split("/"))
-    if longest > LONGEST_COMPONENT:
-        return f"must have at most {LONGEST_COMPONENT} bytes between two slashes, and has {longest}"
+    if longest > _LONGEST_COMPONENT:
+        return f"must have at most {_LONGEST_COMPONENT} bytes between two slashes, and has {longest}"
     length = len(os.fsencode(Path(text).absolute()))
-    if length > LONGEST_FOLDER:
-        return f"must have at most {LONGEST_FOLDER} bytes as an absolute path, and has {length}"
+    if length > _LONGEST_FOLDER:
+        return f"must have at most {_LONGEST_FOLDER} bytes as an absolute path, and has {length}"
     return None
 
 
@@ -97,14 +86,12 @@ def folder_rule(text: str) -> str | None:
 
     Spaces, quotes and other characters with a meaning for a shell are valid, because every command quotes them.
     """
-    rule = path_rule(text)
-    if rule is not None:
+    if rule := path_rule(text):
         return rule
-    for character in "{}":
-        if character in text:
-            return f"must not contain {_shown(character)}, which Snakemake reads as part of a wildcard"
-    if variable := re.search(r"<[a-z][a-z0-9_]*>", text):
-        return f"must not contain {_shown(variable.group())}, which Snakemake reads as a path variable"
+    if odd := re.search(r"[{}]", text):
+        return f"must not contain {_shown(odd.group())}, which Snakemake reads as part of a wildcard"
+    if odd := re.search(r"<[a-z][a-z0-9_]*>", text):
+        return f"must not contain {_shown(odd.group())}, which Snakemake reads as a path variable"
     if text[0] == " " or text[-1] == " ":
         return "must not begin or end with a space"
     if text[0] == "-":
@@ -120,10 +107,9 @@ def portable_rule(text: str) -> str | None:
     Schedulers and Snakemake's plugins for them pass paths through shells of their own and split them at commas and
     colons.
     """
-    rule = folder_rule(text)
-    if rule is None and not _PORTABLE.fullmatch(text):
-        odd = next(character for character in text if not _PORTABLE.fullmatch(character))
-        rule = f"must not contain {_shown(odd)}, which batch schedulers do not pass on safely"
+    rule, odd = folder_rule(text), re.search(r"[^\w./+=@-]", text)
+    if rule is None and odd:
+        return f"must not contain {_shown(odd.group())}, which batch schedulers do not pass on safely"
     return rule
 
 
@@ -132,10 +118,6 @@ def rule_of_format(kind: str, text: str) -> str | None:
     return folder_rule(text) if kind == "folder" else name_rule(kind, text)
 
 
-FORMATS: Final = ("folder", *_NAMES)
-"""The formats that schemas may use."""
-
-
-def _shown(character: str) -> str:
-    """Return a character between quotes, or its number if it has no visible form of its own."""
-    return f"'{character}'" if character.isprintable() and character != " " else f"U+{ord(character):04X}"
+def _shown(text: str) -> str:
+    """Return a text between quotes, or a character's number if it has no visible form of its own."""
+    return f"'{text}'" if text.isprintable() and text != " " else f"U+{ord(text):04X}"

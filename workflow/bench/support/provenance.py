@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from itertools import chain
@@ -27,19 +28,8 @@ NO_GPU: Final = "no-gpu"
 """The hardware name in the plan of a GPU tier on a machine without a GPU."""
 
 _PACKAGES: Final = (
-    "torch",
-    "torchvision",
-    "transformers",
-    "tokenizers",
-    "timm",
-    "torchmetrics",
-    "pytorch_optimizer",
-    "singd",
-    "scikit-learn",
-    "scipy",
-    "numpy",
-    "pandas",
-    "snakemake",
+    *("torch", "torchvision", "transformers", "tokenizers", "timm", "torchmetrics", "pytorch_optimizer", "singd"),
+    *("scikit-learn", "scipy", "numpy", "pandas", "snakemake"),
 )
 
 
@@ -54,20 +44,15 @@ def hardware_slug(results: Path, device: str) -> str:
         ConfigError: the folder is not writable, or the saved file is damaged.
         UnreadableError: the saved file cannot be read.
     """
-    file = results / "hardware"
+    file, name = results / "hardware", saved_or_own_name(results, device)
     names = _saved_names(file)
-    try:
-        if device not in names:
-            name = hardware_name(device)
-            if name == NO_GPU:
-                return name
-            names[device] = name
-            write_json(file, names)
-    except OSError as problem:
-        raise ConfigError(
-            f"{shown_path(file)}: cannot be written: {problem.strerror}; give a writable folder as 'results'"
-        ) from None
-    return names[device]
+    if device not in names and name != NO_GPU:
+        try:
+            write_json(file, {**names, device: name})
+        except OSError as problem:
+            must = f"cannot be written: {problem.strerror}; give a writable folder as 'results'"
+            raise ConfigError(f"{shown_path(file)}: {must}") from None
+    return name
 
 
 def saved_or_own_name(results: Path, device: str) -> str:
@@ -80,13 +65,6 @@ def saved_or_own_name(results: Path, device: str) -> str:
     return _saved_names(results / "hardware").get(device) or hardware_name(device)
 
 
-def hardware_name(device: str) -> str:
-    """Return the name of this process's GPUs for the device ``cuda`` (without any: `NO_GPU`), else of its CPU."""
-    if device != "cuda":
-        return _cpu_slug()
-    return _gpu_slug() if gpu_names() else NO_GPU
-
-
 def _saved_names(file: Path) -> dict[str, str]:
     """Return the names of this machine by device that a file holds; none if there is no such file."""
     try:
@@ -97,13 +75,14 @@ def _saved_names(file: Path) -> dict[str, str]:
     return names
 
 
-def _gpu_slug() -> str:
+def hardware_name(device: str) -> str:
+    """Return the name of this process's GPUs for the device ``cuda`` (without any: `NO_GPU`), else of its CPU."""
+    if device != "cuda":
+        return _slug(f"{cpu_name()} {os.cpu_count()} cores")
     gpus = gpu_names()
+    if not gpus:
+        return NO_GPU
     return _slug(f"{len(gpus)}x {gpus[0]}" if len(gpus) > 1 else gpus[0])
-
-
-def _cpu_slug() -> str:
-    return _slug(f"{cpu_name()} {os.cpu_count()} cores")
 
 
 def _slug(name: str) -> str:
@@ -132,10 +111,6 @@ class _Gpu(NamedTuple):
     memory: str
     """That of the whole GPU."""
 
-    def slice_of(self, profile: str, uuid: str) -> _Gpu:
-        """Return one of its slices, by its profile, such as ``3g.20gb``."""
-        return self._replace(name=f"{self.name} MIG {profile}", uuid=uuid)
-
 
 def gpu_names() -> tuple[str, ...]:
     """Return the names of the NVIDIA GPUs that CUDA shows this process: nvidia-smi lists all of the machine."""
@@ -154,19 +129,18 @@ def _visible_gpus() -> tuple[_Gpu, ...]:
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         chosen = []
         for entry in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
-            is_number = entry.strip().isdecimal()
-            found = gpus[int(entry) :][:1] if is_number else [gpu for gpu in known if _is_named(gpu, entry)]
+            # An entry is a number, or a UUID or the beginning of one.
+            named = entry.strip()
+            if named.isdecimal():
+                found = gpus[int(named) :][:1]
+            else:
+                found = [gpu for gpu in known if named.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(named)]
             if len(found) != 1:
                 break  # as CUDA does: it shows what comes before the first entry that names none
             chosen += found
     # A GPU in MIG mode cannot be used as a whole. A process gets at most one slice, the first, and no GPU beside it.
     used = [slices.get(gpu.uuid, [gpu])[0] for gpu in chosen]
     return tuple(next(([gpu] for gpu in used if gpu.uuid.startswith("MIG-")), used))
-
-
-def _is_named(gpu: _Gpu, entry: str) -> bool:
-    """Return whether an entry of CUDA_VISIBLE_DEVICES is a GPU's UUID, or the beginning of it."""
-    return entry.strip().startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(entry.strip())
 
 
 def _mig_slices(gpus: Sequence[_Gpu]) -> dict[str, list[_Gpu]]:
@@ -177,7 +151,8 @@ def _mig_slices(gpus: Sequence[_Gpu]) -> dict[str, list[_Gpu]]:
         uuid = re.search(r"\(UUID: ([^)]+)\)", line)
         profile = re.match(r"\s+MIG (\S+)", line)
         if uuid and profile and parent:
-            slices.setdefault(parent.uuid, []).append(parent.slice_of(profile[1], uuid[1]))
+            name = f"{parent.name} MIG {profile[1]}"  # profile[1] is such as 3g.20gb
+            slices.setdefault(parent.uuid, []).append(parent._replace(name=name, uuid=uuid[1]))
         elif uuid:
             parent = next((gpu for gpu in gpus if gpu.uuid == uuid[1]), None)
     return slices
@@ -213,10 +188,8 @@ def package_versions() -> dict[str, str]:
     """Return the installed versions of the packages that numbers depend on."""
     versions = {}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 

@@ -38,7 +38,7 @@ def open_regular(path: Path, *, writable: bool = False, within: Path | None = No
         _require_within(path, within)
     try:
         # Looked at before it is opened, because opening a device may have an effect, and opening a FIFO waits for a
-        # writer; and again after, because it may have been replaced in between.
+        # writer; and again after, because the folder's owner may have replaced it in between.
         _require_regular(path, path.stat().st_mode)
         follow = 0 if within is None else os.O_NOFOLLOW
         handle = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC | follow)
@@ -54,6 +54,22 @@ def open_regular(path: Path, *, writable: bool = False, within: Path | None = No
     return os.fdopen(handle, "r+b" if writable else "rb")
 
 
+def _require_within(path: Path, folder: Path) -> None:
+    """Raise `UnreadableError` unless a path leads into a folder by its name, and by no link below that folder."""
+    if not path.is_relative_to(folder) or ".." in path.parts:
+        raise UnreadableError(f"{path}: cannot be read: it is not in {folder}")
+    for part in (*reversed(path.parents), path):
+        if part != folder and part.is_relative_to(folder):
+            _refuse_link(part)
+
+
+def _require_regular(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "a device")
+        raise UnreadableError(f"{path}: cannot be read: it is {kind}, not a file")
+
+
 def refuse_links(folder: Path, *, but: Collection[str] = ()) -> None:
     """Raise `UnreadableError` on the first file or folder below ``folder`` that is a link.
 
@@ -67,15 +83,6 @@ def refuse_links(folder: Path, *, but: Collection[str] = ()) -> None:
             _refuse_link(Path(place, name))
 
 
-def _require_within(path: Path, folder: Path) -> None:
-    """Raise `UnreadableError` unless a path leads into a folder by its name, and by no link below that folder."""
-    if not path.is_relative_to(folder) or ".." in path.parts:
-        raise UnreadableError(f"{path}: cannot be read: it is not in {folder}")
-    for part in (*reversed(path.parents), path):
-        if part != folder and part.is_relative_to(folder):
-            _refuse_link(part)
-
-
 def _refuse_link(path: Path) -> None:
     if path.is_symlink():
         raise UnreadableError(f"{path}: is a link, to {path.readlink()}; put the file or folder itself in its place")
@@ -87,13 +94,6 @@ def is_regular(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
-
-
-def _require_regular(path: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-        kind = kinds.get(stat.S_IFMT(mode), "a device")
-        raise UnreadableError(f"{path}: cannot be read: it is {kind}, not a file")
 
 
 def read_bytes(path: Path, *, within: Path | None = None, most: int = MOST_BYTES) -> bytes:
@@ -112,7 +112,7 @@ def read_bytes(path: Path, *, within: Path | None = None, most: int = MOST_BYTES
             raise DamagedFileError(f"{path}: damaged: it has {size} bytes, more than any such file")
         try:
             return file.read()
-        except OSError as problem:
+        except OSError as problem:  # a disk that fails; Python's own message would not name the file
             raise UnreadableError(f"{path}: cannot be read: {problem.strerror}") from None
 
 
@@ -153,7 +153,7 @@ def parse_json(path: Path, content: bytes) -> Any:
     """
     text = _decoded(path, content)
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
         # JSON may escape half of a surrogate pair, which no encoding can write.
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -165,12 +165,9 @@ def parse_json(path: Path, content: bytes) -> Any:
     return value
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
-
-
 def _finite(text: str) -> float:
+    """Return a real number of JSON; Python also reads NaN, Infinity, and 1e999 as infinity."""
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text} is too large a number")
+        raise ValueError(f"{text} is not a finite number")
     return number

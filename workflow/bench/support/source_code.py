@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from workflow.bench.support.config import ROOT
 
-_CORE: Final = "mkor_core"
-_TRAINING: Final = "workflow/bench/training"
-_DATA: Final = "workflow/bench/data"
-_WORKLOADS: Final = "workflow/bench/workloads"
-_METHODS: Final = "baselines"
-_PROBES: Final = "workflow/bench/probes"
-
+_CORE, _METHODS = "mkor_core", "baselines"
+_DATA, _WORKLOADS = "workflow/bench/data", "workflow/bench/workloads"
+_TRAINING, _PROBES = "workflow/bench/training", "workflow/bench/probes"
 _FOLDERS: Final = (_CORE, _METHODS, _DATA, _WORKLOADS, _TRAINING, _PROBES)
 """Folders whose code trains and measures. A probe's rows depend on all of them, a run on a part."""
 
@@ -54,13 +50,12 @@ def run_files(specs: Iterable[Mapping[str, Any]], root: Path = ROOT) -> frozense
     the workload, the method and its base optimizer, each with the modules of data, workloads and baselines that it
     imports.
     """
-    return frozenset().union(*(_spec_files(*_named(spec), root) for spec in specs))
-
-
-def _named(spec: Mapping[str, Any]) -> tuple[str, str, str | None]:
-    """Return the names of a spec's workload, method and base optimizer."""
-    optimizer = spec["optimizer"]
-    return spec["workload"]["name"], optimizer["name"], optimizer["hyperparameters"].get("base")
+    files: set[Path] = set()
+    for spec in specs:
+        optimizer = spec["optimizer"]
+        names = spec["workload"]["name"], optimizer["name"], optimizer["hyperparameters"].get("base")
+        files |= _spec_files(*names, root)
+    return frozenset(files)
 
 
 @cache
@@ -125,16 +120,13 @@ def _imported(file: Path, root: Path) -> frozenset[Path]:
     ``from package import name`` stands for the module ``package/name.py`` where that exists, and otherwise for the
     package's ``__init__.py``, in which ``name`` is then defined.
     """
-    return frozenset(path for name in _dotted(_tree(file)) if (path := located(name, root)) is not None)
-
-
-def _dotted(tree: ast.Module) -> Iterator[str]:
-    """Yield the dotted names that a module imports."""
-    for node in ast.walk(tree):
+    names: list[str] = []
+    for node in ast.walk(_tree(file)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += (f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(path for name in names if (path := located(name, root)) is not None)
 
 
 def located(name: str, root: Path) -> Path | None:
@@ -176,7 +168,9 @@ def _append_canonical(node: Any, parts: list[str]) -> None:
     elif isinstance(node, list):
         parts.append("[")
         for item in node:
-            if not _is_text_alone(item):
+            # A string literal alone is a docstring, or a comment in that form: it changes no number.
+            text = item.value if isinstance(item, ast.Expr) else None
+            if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
                 _append_canonical(item, parts)
                 parts.append(",")
         parts.append("]")
@@ -184,6 +178,28 @@ def _append_canonical(node: Any, parts: list[str]) -> None:
         parts.append(repr(node))
 
 
-def _is_text_alone(node: Any) -> bool:
-    """Return whether a statement is a string literal and nothing else: a docstring, or a comment in that form."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+def read_literals(file: Path, names: Collection[str]) -> dict[str, Any]:
+    """Return the values of those of ``names`` that a module assigns at its top level, without importing the module.
+
+    A value is a literal, or a name that the module imports from one of the project's, where it is a literal.
+
+    Raises:
+        ValueError: the value of such a name is neither.
+    """
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    imported = [node for node in body if isinstance(node, ast.ImportFrom) and node.module]
+    origins = {alias.asname or alias.name: (node.module, alias.name) for node in imported for alias in node.names}
+    values: dict[str, Any] = {}
+    for node in body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+        if not isinstance(target, ast.Name) or target.id not in names:
+            continue
+        module, name = origins.get(node.value.id, ("", "")) if isinstance(node.value, ast.Name) else ("", "")
+        source = located(module or "", ROOT) if module else None
+        try:
+            values[target.id] = read_literals(source, {name})[name] if source else ast.literal_eval(node.value)
+        except (KeyError, ValueError):
+            raise ValueError(f"{file.name}: {target.id} must be a literal.") from None
+    return values
