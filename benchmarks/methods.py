@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from baselines import CORE, build
 from mkor_core import Preconditioner
-from workflow.bench.plan.optimizer_signatures import read_signatures
+from workflow.bench.plan.hyperparameters import read_signatures
 from workflow.bench.probes._models import PERIOD_FIELDS
 from workflow.bench.support.config import ConfigError, did_you_mean
 

@@ -40,7 +40,7 @@ LONGEST = (
     "mkor_core/test_state_on_ranks.py",
     "training/test_train.py",
     "training/test_runner.py",
-    "docs/test_adding_an_optimizer.py",
+    "docs/test_adding.py",
     "support/test_source_code.py",
     "mkor_core/test_mkor.py",
     "commands/test_faults.py",

@@ -6,13 +6,14 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 
 import pytest
 
 from workflow.bench.support.config import ROOT
 
-CORE: dict[str, set[str]] = {
+ROOMS: dict[str, set[str]] = {
     "leaves": set(),
     "maths": {"leaves"},
     "capture": {"leaves"},
@@ -23,8 +24,28 @@ CORE: dict[str, set[str]] = {
     "saving": {"leaves", "capture", "method", "ranks"},
     "step": {"leaves", "maths", "capture", "method", "ranks", "kernels", "engines", "saving"},
     "mkor": {"leaves", "maths", "capture", "method"},
+    "support": set(),
+    "data": {"support"},
+    "workloads": {"support", "data"},
+    "plan": {"support", "data", "workloads"},
+    "training": {"support", "data", "workloads", "plan"},
+    "results": {"support", "plan", "training"},
+    "analysis": {"support", "plan", "results"},
+    "claims": {"support", "plan", "results", "analysis"},
+    "tables": {"support", "plan", "results", "analysis", "claims"},
+    "figures": {"support", "plan", "results", "analysis"},
+    "site": {"support", "plan", "results", "analysis", "claims"},
+    "probes": {"support", "data", "workloads", "plan", "training", "analysis.fits"},
+    "cluster": {"support", "data", "plan", "training", "results", "probes._links", "probes._costs"},
 }
-"""The rooms of mkor_core, and what each may import. Maths and capture know nothing of methods."""
+"""The rooms of mkor_core, of workflow/bench in the order of the data, and workflow/cluster; what each may import.
+
+Maths and capture know nothing of methods."""
+
+COMMANDS = "commands"
+"""The modules at the top of workflow/bench, which a user can type."""
+BENCH = {*list(ROOMS)[list(ROOMS).index("support") :], COMMANDS}
+ROOMS[COMMANDS] = BENCH - {COMMANDS, "cluster"}
 
 CORE_ROOMS = {
     **dict.fromkeys(("devices", "experts", "ranges", "torchvision_operators"), "leaves"),
@@ -42,27 +63,6 @@ LARGEST_FOLDER = 12
 PACKAGES = {"mkor_core": set(), "baselines": {"mkor_core"}, "workflow": {"mkor_core", "baselines"}}
 """Top-level packages, and the others that each may import."""
 
-COMMANDS = "commands"
-"""The modules at the top of workflow/bench, which a user can type."""
-
-ROOMS: dict[str, set[str]] = {
-    "support": set(),
-    "data": {"support"},
-    "workloads": {"support", "data"},
-    "plan": {"support", "data", "workloads"},
-    "training": {"support", "data", "workloads", "plan"},
-    "results": {"support", "plan", "training"},
-    "analysis": {"support", "plan", "results"},
-    "claims": {"support", "plan", "results", "analysis"},
-    "tables": {"support", "plan", "results", "analysis", "claims"},
-    "figures": {"support", "plan", "results", "analysis"},
-    "site": {"support", "plan", "results", "analysis", "claims"},
-    "probes": {"support", "data", "workloads", "plan", "training", "analysis.fits"},
-    "cluster": {"support", "data", "plan", "training", "results", "probes._links", "probes._costs"},
-}
-"""The rooms of workflow/bench, and workflow/cluster, in the order of the data; and what each may import."""
-ROOMS[COMMANDS] = set(ROOMS) - {"cluster"}
-
 NO_TORCH = ("support", "plan", "results", "analysis", "claims", "tables", "figures", "site")
 
 
@@ -76,7 +76,8 @@ def imports(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def sources(package: str) -> dict[str, str]:
+@cache
+def sources(package: str) -> Mapping[str, str]:
     """Return the modules of a package by dotted name."""
     files = sorted((ROOT / package).rglob("*.py"))
     assert files, package
@@ -86,6 +87,8 @@ def sources(package: str) -> dict[str, str]:
 def room_of(name: str) -> str | None:
     """Return the room of a dotted name, None for a package that is no room."""
     parts = name.split(".")
+    if parts[0] == "mkor_core" and len(parts) > 1 and parts[1] not in ("__init__", "__version__"):
+        return CORE_ROOMS.get(parts[1], parts[1])
     if parts[:2] == ["workflow", "cluster"]:
         return "cluster"
     if parts[:2] != ["workflow", "bench"] or len(parts) < 3 or parts[2] == "__init__":
@@ -93,23 +96,26 @@ def room_of(name: str) -> str | None:
     return parts[2] if parts[2] in ROOMS else COMMANDS
 
 
-def wrong_turns(modules: dict[str, str]) -> list[str]:
-    """Return the imports of the bench that its order does not allow."""
+def wrong_turns(modules: Mapping[str, str]) -> list[str]:
+    """Return the imports inside a package that its order does not allow."""
     found = []
     for module, source in modules.items():
+        package = module.partition(".")[0]
         if (own := room_of(module)) is None:
             continue
         for name in set(imports(source)):
-            parts = name.split(".")[2:]
-            inside = {".".join(parts[:length]) for length in (1, 2)}
+            room, parts = room_of(name), name.split(".")[2:]
+            if not name.startswith(f"{package}.") or room not in ROOMS or room == own:
+                continue
+            inside = {room, ".".join(parts[:2])}
             # "from room import module" names the room on the way to a module that is allowed.
             on_the_way = any(allowed.split(".")[:-1] == parts for allowed in ROOMS[own])
-            if room_of(name) not in (None, own) and not on_the_way and not inside & ROOMS[own]:
+            if not on_the_way and not inside & ROOMS[own]:
                 found.append(f"{module} imports {name}")
     return found
 
 
-def cycles(modules: dict[str, str]) -> list[str]:
+def cycles(modules: Mapping[str, str]) -> list[str]:
     """Return the modules that import each other, directly or not."""
     graph = {module: (set(imports(source)) & modules.keys()) - {module} for module, source in modules.items()}
     while leaves := [module for module, used in graph.items() if not used & graph.keys()]:
@@ -121,11 +127,13 @@ def cycles(modules: dict[str, str]) -> list[str]:
 def test_every_room_has_its_place_in_the_order():
     bench = ROOT / "workflow" / "bench"
     folders = {path.name for path in bench.iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    assert folders | {"cluster", COMMANDS} == set(ROOMS)
+    assert folders | {"cluster", COMMANDS} == BENCH
+    assert {room_of(name) for name in sources("mkor_core")} - {None} == set(ROOMS) - BENCH
 
 
-def test_no_import_of_the_bench_runs_back():
-    assert wrong_turns(sources("workflow")) == []
+@pytest.mark.parametrize("package", ["mkor_core", "workflow"])
+def test_no_import_runs_back(package):
+    assert wrong_turns(sources(package)) == []
 
 
 def test_modules_import_each_other_in_no_circle():
@@ -137,24 +145,24 @@ def test_modules_import_each_other_in_no_circle():
     ("module", "wrong"),
     [
         ("workflow.bench.support.files", "from workflow.bench.plan import Plan"),
-        ("workflow.bench.data.digits", "from workflow.bench.workloads.base import Workload"),
-        ("workflow.bench.plan.runs", "from workflow.bench.training.record import Status"),
         ("workflow.bench.training.loop", "from workflow.bench.results import rows"),
-        ("workflow.bench.results.tables", "from workflow.bench.analysis.estimates import estimate"),
         ("workflow.bench.analysis.curves", "from workflow.bench.claims.verdicts import Condition"),
         ("workflow.bench.figures.fig02_bert_loss", "from workflow.bench.tables import claims"),
         ("workflow.bench.probes.scaling", "from workflow.bench.analysis.estimates import estimate"),
         ("workflow.bench.plan.plan", "import workflow.bench.train"),
         ("workflow.cluster.preflight", "from workflow.bench.analysis import estimates"),
+        ("mkor_core.maths.linalg", "from mkor_core.capture.layer import Layer"),
+        ("mkor_core.method", "from mkor_core.engines import stacks"),
+        ("mkor_core.mkor", "from mkor_core.ranks import comm"),
+        ("mkor_core.engines.stacks", "from mkor_core.preconditioner import Preconditioner"),
     ],
 )
 def test_an_import_that_is_turned_round_is_found(module, wrong):
-    modules = sources("workflow")
-    assert wrong_turns({module: f"{modules[module]}\n{wrong}\n"}) != []
+    assert wrong_turns({module: f"{wrong}\n"}) != []
 
 
 def test_a_circle_inside_a_room_is_found():
-    modules = sources("workflow")
+    modules = dict(sources("workflow"))
     modules["workflow.bench.plan.targets"] += "\nfrom workflow.bench.plan.runs import Run\n"
     assert {"workflow.bench.plan.targets", "workflow.bench.plan.runs"} <= set(cycles(modules))
 
@@ -177,7 +185,7 @@ def test_the_core_needs_torch_and_the_standard_library_only():
 
 def test_few_modules_use_private_functions_of_torch():
     """Those that the docstring of capture/autograd.py names; a later torch may lack them."""
-    modules = sources("mkor_core") | sources("baselines")
+    modules = {**sources("mkor_core"), **sources("baselines")}
     calls = {
         name
         for name, source in modules.items()
@@ -185,47 +193,6 @@ def test_few_modules_use_private_functions_of_torch():
     }
     core = ("capture.autograd", "engines.engine", "kernels.fused", "saving.attached")
     assert calls == {"baselines.first_order.lamb", *(f"mkor_core.{name}" for name in core)}
-
-
-def core_room(name: str) -> str | None:
-    """Return the room of a dotted name of mkor_core, None for the package itself."""
-    parts = name.split(".")
-    if parts[0] != "mkor_core" or len(parts) < 2 or parts[1] in ("__init__", "__version__"):
-        return None
-    return CORE_ROOMS.get(parts[1], parts[1])
-
-
-def core_wrong_turns(modules: dict[str, str]) -> list[str]:
-    """Return the imports of mkor_core that its order does not allow."""
-    return [
-        f"{module} imports {name}"
-        for module, source in modules.items()
-        if (own := core_room(module)) is not None
-        for name in set(imports(source))
-        if core_room(name) in CORE and core_room(name) not in CORE[own] | {own}
-    ]
-
-
-def test_every_module_of_the_core_has_a_room():
-    assert {core_room(name) for name in sources("mkor_core")} - {None} == set(CORE)
-
-
-def test_no_import_of_the_core_runs_back():
-    assert core_wrong_turns(sources("mkor_core")) == []
-
-
-@pytest.mark.parametrize(
-    ("module", "wrong"),
-    [
-        ("mkor_core.maths.linalg", "from mkor_core.capture.layer import Layer"),
-        ("mkor_core.capture.layer", "from mkor_core.ranks import comm"),
-        ("mkor_core.method", "from mkor_core.engines import stacks"),
-        ("mkor_core.mkor", "from mkor_core.ranks import comm"),
-        ("mkor_core.engines.stacks", "from mkor_core.preconditioner import Preconditioner"),
-    ],
-)
-def test_an_import_of_the_core_that_is_turned_round_is_found(module, wrong):
-    assert core_wrong_turns({module: f"{wrong}\n"}) != []
 
 
 @pytest.mark.parametrize("package", ["mkor_core", "baselines"])

@@ -36,8 +36,7 @@ from transformers import BertConfig, BertForPreTraining
 
 from mkor_core.ranges import Domain, OneOf
 from tests.support.hyperparameters import NEEDS, ONLY_ON_SEVERAL_RANKS, hyperparameters, options
-from workflow.bench.plan.hyperparameters import accepted, check_value
-from workflow.bench.plan.optimizer_signatures import read_signatures
+from workflow.bench.plan.hyperparameters import accepted, check_value, read_signatures
 from workflow.bench.support.config import ConfigError
 
 SECOND_ORDER = [name for name in available() if method_class(name) is not None]

@@ -10,7 +10,7 @@ import pytest
 from baselines.kfac.kaisa import KAISA
 from mkor_core.ranges import AT_LEAST_1, DECAY, FRACTION, Domain, OneOf, Range
 from workflow.bench import list_hyperparameters
-from workflow.bench.plan.optimizer_signatures import ranges, read_signatures
+from workflow.bench.plan.hyperparameters import ranges, read_signatures
 
 
 def test_the_page_is_current():

@@ -34,7 +34,7 @@ from tests.support.synthetic_probes import write_probe, write_probes
 from tests.support.tally import count
 from workflow.bench import train
 from workflow.bench.analysis.captions import from_rst
-from workflow.bench.plan.optimizer_signatures import read_signatures
+from workflow.bench.plan.hyperparameters import read_signatures
 from workflow.bench.support.config import ROOT, ConfigError
 from workflow.cluster import submit
 

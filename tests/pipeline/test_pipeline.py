@@ -60,22 +60,30 @@ def _planned(said: str) -> Counter[str]:
     return planned
 
 
-def _configure(folder: Path) -> Path:
-    """Copy the small configuration of the repository to ``folder``."""
-    shutil.copytree(ROOT / ".test" / "config", folder / "config")
-    return folder
+@pytest.fixture
+def configured(tmp_path: Path) -> Path:
+    """A folder with the small configuration of the repository."""
+    shutil.copytree(ROOT / ".test" / "config", tmp_path / "config")
+    return tmp_path
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the miniature pipeline has run once, with synthetic probes."""
-    folder = _configure(tmp_path_factory.mktemp("pipeline"))
+    folder = tmp_path_factory.mktemp("pipeline")
+    shutil.copytree(ROOT / ".test" / "config", folder / "config")
     write_probes(folder / R)
     write_probe(folder / R, "half_precision", half_precision())
     write_probe(folder / R, "numerics", numerics())
     done = _snakemake(folder, "artefacts")
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """A copy of `finished`."""
+    return shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
 
 
 def _edit(folder: Path, old: str, new: str) -> None:
@@ -136,8 +144,7 @@ HOSTILE = """\
 """A caption as somebody might hand it over; what this project writes has no markup."""
 
 
-def test_docutils_inserts_no_file_and_no_html_that_a_caption_asks_for(finished, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+def test_docutils_inserts_no_file_and_no_html_that_a_caption_asks_for(folder):
     (folder / "private").write_text("a private key")
     (folder / R / "figures" / "fig13_update_rules.rst").write_text(HOSTILE.format(folder))
     done = _snakemake(folder, str(R / "figures" / "fig13_update_rules.png"), "--report", "report.html")
@@ -149,31 +156,27 @@ def test_docutils_inserts_no_file_and_no_html_that_a_caption_asks_for(finished, 
     assert "directive disabled" in page
 
 
-def test_a_report_with_a_caption_that_has_markup_is_refused(finished, tmp_path):
-    """Snakemake's own directives insert files."""
-    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+def test_a_caption_with_markup_and_a_figure_that_is_a_link_are_not_published(folder):
+    """Snakemake's own directives insert files. In place of the folder of partial results, a file: it is not drawn."""
+    (folder / RESULTS / "partial").touch()
     (folder / "private").write_text("a private key")
-    caption = folder / R / "figures" / "fig13_update_rules.rst"
+    report, name = R / "snakemake-report.html", "fig13_update_rules"
+    (folder / report).unlink()
+    caption = folder / R / "figures" / f"{name}.rst"
+    text = caption.read_text()
     caption.write_text(f".. embeddedimage:: {folder}/private\n")
-    (folder / R / "snakemake-report.html").unlink()
-    assert _snakemake(folder, str(R / "snakemake-report.html")).returncode == 1
+    assert _snakemake(folder, str(report)).returncode == 1
     said = (folder / R / "logs" / "snakemake_report.log").read_text()
-    assert said == f"{R}/figures/fig13_update_rules.rst: damaged: not a caption of this code; delete it and run again\n"
-    assert not (folder / R / "snakemake-report.html").exists()
+    assert said == f"{R}/figures/{name}.rst: damaged: not a caption of this code; delete it and run again\n"
+    assert not (folder / report).exists()
+    caption.write_text(text)
 
-
-def test_a_figure_that_is_a_link_is_not_published(finished, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
-    figure, published = (folder / place / "figures" / "fig13_update_rules.png" for place in (R, ""))
-    (folder / "private").write_text("a private key")
+    figure, published = (folder / place / "figures" / f"{name}.png" for place in (R, ""))
     figure.unlink()
     figure.symlink_to(folder / "private")
     published.unlink()
-    done = _snakemake(folder, "figures/fig13_update_rules.png")
-    assert done.returncode == 1
-    assert (
-        "fig13_update_rules.png: is a link" in (folder / R / "logs" / "publish" / "fig13_update_rules.log").read_text()
-    )
+    assert _snakemake(folder, f"figures/{name}.png").returncode == 1
+    assert f"{name}.png: is a link" in (folder / R / "logs" / "publish" / f"{name}.log").read_text()
     assert not published.exists()
 
 
@@ -192,15 +195,13 @@ def test_a_second_call_does_nothing(finished):
         (R / "snakemake-report.html", {"snakemake_report": 1}),
     ],
 )
-def test_a_deleted_artefact_is_all_that_is_made_again(finished, tmp_path, deleted, planned):
-    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+def test_a_deleted_artefact_is_all_that_is_made_again(folder, deleted, planned):
     (folder / deleted).unlink()
     assert _planned(_snakemake(folder, "--dry-run", "artefacts").stdout) == {**planned, "artefacts": 1}
 
 
-def test_a_picture_drawn_again_is_the_same(finished, tmp_path):
+def test_a_picture_drawn_again_is_the_same(folder):
     """The report that contains it need not be made again."""
-    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
     figure = folder / R / "figures" / "fig13_update_rules.png"
     before = figure.read_bytes()
     figure.unlink()
@@ -209,9 +210,8 @@ def test_a_picture_drawn_again_is_the_same(finished, tmp_path):
     assert figure.read_bytes() == before
 
 
-def test_a_changed_source_makes_the_report_anew_with_its_figure(finished, tmp_path):
+def test_a_changed_source_makes_the_report_anew_with_its_figure(folder):
     """Another measurement of the bytes sent."""
-    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
     table = folder / R / "probes" / "communication.csv"
     table.write_text(table.read_text().rstrip().rpartition("\n")[0] + "\n")
     planned = _planned(_snakemake(folder, "--dry-run", "artefacts").stdout)
@@ -219,8 +219,7 @@ def test_a_changed_source_makes_the_report_anew_with_its_figure(finished, tmp_pa
     assert planned["fig13_update_rules"] == planned["train"] == 0
 
 
-def test_a_changed_hyperparameter_plans_its_job_and_trains_its_runs_only(finished, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+def test_a_changed_hyperparameter_plans_its_job_and_trains_its_runs_only(folder):
     before = {path.name: (path / "run.json").stat().st_mtime_ns for path in (folder / R / "runs").iterdir()}
     _edit(folder, "lr: 0.5, inverse_update_period: 2", "lr: 0.4, inverse_update_period: 2")
     planned = _planned(_snakemake(folder, "--dry-run", "artefacts").stdout)
@@ -248,8 +247,7 @@ def test_a_changed_hyperparameter_plans_its_job_and_trains_its_runs_only(finishe
     assert set(table.loc[table["optimizer"] == "mkor", "run"]) == set(after) - set(before)
 
 
-def test_a_new_target_aggregates_anew_and_trains_nothing(finished, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+def test_a_new_target_aggregates_anew_and_trains_nothing(folder):
     _edit(folder, "seeds: [0, 1]", "seeds: [0, 1]\n      target: {split: validation, metric: loss, below: 0.17}")
     planned = _planned(_snakemake(folder, "--dry-run", "artefacts").stdout)
     assert planned["train"] == 0
@@ -259,43 +257,29 @@ def test_a_new_target_aggregates_anew_and_trains_nothing(finished, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        (
-            "evaluate_every: 3",
-            "evalute_every: 3",
-            ["update_rules.yaml", "evalute_every", "did you mean 'evaluate_every'"],
-        ),
+        ("evaluate_every: 3", "evalute_every: 3", ["update_rules.yaml", "evalute_every", "did you mean 'evaluate_"]),
         ("lr: 0.5}", "lr: -0.5}", ["update_rules.yaml", "lr", "-0.5", "greater than 0"]),
         ("name: mkor,", "name: mkro,", ["update_rules.yaml", "mkro", "did you mean 'mkor'"]),
         ("seeds: [0, 1]", "seeds: [0, 1.5]", ["update_rules.yaml", "seeds[1]", "1.5", "integer"]),
     ],
 )
-def test_bad_input_is_one_line_before_anything_runs(tmp_path, old, new, says):
-    folder = _configure(tmp_path)
-    _edit(folder, old, new)
-    refused = _snakemake(folder)
+def test_bad_input_is_one_line_before_anything_runs(configured, old, new, says):
+    _edit(configured, old, new)
+    refused = _snakemake(configured)
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1, refused.stderr
     for word in says:
         assert word in refused.stderr
-    assert not (folder / RESULTS).exists()
+    assert not (configured / RESULTS).exists()
 
 
 @pytest.mark.parametrize("setting", ["teir=embedded", "tier=embeded", "hardware=My Machine"])
-def test_a_bad_setting_on_the_command_line_is_one_line(tmp_path, setting):
-    folder = _configure(tmp_path)
-    refused = _snakemake(folder, setting)
+def test_a_bad_setting_on_the_command_line_is_one_line(configured, setting):
+    refused = _snakemake(configured, setting)
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
     assert setting.split("=")[0] in refused.stderr
 
 
-ENDLESS = """\
-    - workload: {name: autoencoder, batch_size: 64}
-      steps: 1000000
-      evaluate_every: 3
-      seeds: [0, 1]
-      optimizers:
-        - {name: adamw, hyperparameters: {lr: 0.001}}
-"""
 FAILING = """\
     - workload: {name: autoencoder, batch_size: 64}
       steps: 6
@@ -305,6 +289,9 @@ FAILING = """\
       optimizers:
         - {name: soap, hyperparameters: {lr: 0.01}}
 """
+ENDLESS = (
+    FAILING.replace("steps: 6", "steps: 1000000").replace("      micro_batch_size: 32\n", "").replace("soap", "adamw")
+)
 PARTIAL = Path(RESULTS, "partial", "test-machine", "embedded")
 
 
@@ -313,41 +300,41 @@ def _caption(folder: Path) -> str:
     return from_rst((folder / PARTIAL / "figures" / "fig13_update_rules.rst").read_text())
 
 
-def test_a_failing_job_leaves_every_figure_that_has_data_and_is_run_again(tmp_path):
+def test_a_failing_job_leaves_every_figure_that_has_data_and_is_run_again(configured):
     """SOAP cannot train on micro-batches, and fails at its start."""
-    folder = _configure(tmp_path)
-    file = folder / "config" / "experiments" / "update_rules.yaml"
+    file = configured / "config" / "experiments" / "update_rules.yaml"
     file.write_text(UPDATE_RULES + FAILING)
-    failed = _snakemake(folder, "--keep-going", "figures/fig13_update_rules.png", str(R / "tables/time_to_target.csv"))
+    failed = _snakemake(
+        configured, "--keep-going", "figures/fig13_update_rules.png", str(R / "tables/time_to_target.csv")
+    )
     assert failed.returncode == 1
     assert "of partial results in " in failed.stderr
-    assert not (folder / "figures" / "fig13_update_rules.png").exists()
-    assert (folder / PARTIAL / "figures" / "fig13_update_rules.png").stat().st_size > 0
-    assert "Failed: Autoencoder SOAP seed 0 [ConfigError: autoencoder soap " in _caption(folder)
-    assert "Missing: Autoencoder SOAP seed 1." in _caption(folder)
-    runs = pd.read_csv(folder / PARTIAL / "update_rules.runs.csv").groupby("optimizer")["status"].agg(set)
+    assert not (configured / "figures" / "fig13_update_rules.png").exists()
+    assert (configured / PARTIAL / "figures" / "fig13_update_rules.png").stat().st_size > 0
+    assert "Failed: Autoencoder SOAP seed 0 [ConfigError: autoencoder soap " in _caption(configured)
+    assert "Missing: Autoencoder SOAP seed 1." in _caption(configured)
+    runs = pd.read_csv(configured / PARTIAL / "update_rules.runs.csv").groupby("optimizer")["status"].agg(set)
     assert dict(runs) == {"sgd": {"finished"}, "mkor": {"finished"}, "soap": {"failed", "missing"}}
-    again = _planned(_snakemake(folder, "--dry-run", "figures/fig13_update_rules.png").stdout)
+    again = _planned(_snakemake(configured, "--dry-run", "figures/fig13_update_rules.png").stdout)
     assert again == {"train": 1, "aggregate": 1, "fig13_update_rules": 1, "publish": 1}
     # After the correction it continues, and the partial results are deleted at the end.
     file.write_text(UPDATE_RULES)
-    done = _snakemake(folder, "figures/fig13_update_rules.png")
+    done = _snakemake(configured, "figures/fig13_update_rules.png")
     assert done.returncode == 0, done.stderr
 
 
-def test_ctrl_c_leaves_the_figures_and_the_next_call_goes_on(tmp_path):
-    folder = _configure(tmp_path)
-    done = _snakemake(folder, str(R / "update_rules" / "sgd.csv"), str(R / "update_rules" / "mkor.csv"))
+def test_ctrl_c_leaves_the_figures_and_the_next_call_goes_on(configured):
+    done = _snakemake(configured, str(R / "update_rules" / "sgd.csv"), str(R / "update_rules" / "mkor.csv"))
     assert done.returncode == 0, done.stderr
-    (folder / "config" / "experiments" / "update_rules.yaml").write_text(UPDATE_RULES + ENDLESS)
-    begun = {path.name for path in (folder / R / "runs").iterdir()}
+    (configured / "config" / "experiments" / "update_rules.yaml").write_text(UPDATE_RULES + ENDLESS)
+    begun = {path.name for path in (configured / R / "runs").iterdir()}
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "1"]
     settings = ["--config", "config_dir=config", "hardware=test-machine", f"results={RESULTS}"]
     target = "figures/fig13_update_rules.png"
-    with (folder / "said").open("w") as said:
+    with (configured / "said").open("w") as said:
         process = subprocess.Popen(
             [*command, target, *settings],
-            cwd=folder,
+            cwd=configured,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=said,
             stderr=said,
@@ -355,8 +342,8 @@ def test_ctrl_c_leaves_the_figures_and_the_next_call_goes_on(tmp_path):
         )
         try:
             until = time.monotonic() + 120
-            while not any(file.parent.name not in begun for file in (folder / R).glob("runs/*/metrics.csv")):
-                assert process.poll() is None, (folder / "said").read_text()
+            while not any(file.parent.name not in begun for file in (configured / R).glob("runs/*/metrics.csv")):
+                assert process.poll() is None, (configured / "said").read_text()
                 assert time.monotonic() < until, "no evaluation in two minutes"
                 time.sleep(0.2)
             # A terminal sends the signal to every process in the foreground.
@@ -366,10 +353,10 @@ def test_ctrl_c_leaves_the_figures_and_the_next_call_goes_on(tmp_path):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    assert "Interrupted: Autoencoder AdamW seed 0." in _caption(folder)
-    assert "Missing: Autoencoder AdamW seed 1." in _caption(folder)
-    assert (folder / PARTIAL / "figures" / "fig13_update_rules.png").stat().st_size > 0
-    again = _snakemake(folder, "--dry-run", target)
+    assert "Interrupted: Autoencoder AdamW seed 0." in _caption(configured)
+    assert "Missing: Autoencoder AdamW seed 1." in _caption(configured)
+    assert (configured / PARTIAL / "figures" / "fig13_update_rules.png").stat().st_size > 0
+    again = _snakemake(configured, "--dry-run", target)
     assert again.returncode == 0, again.stderr
     assert _planned(again.stdout) == {"train": 1, "aggregate": 1, "fig13_update_rules": 1, "publish": 1}
 

@@ -9,7 +9,7 @@ import sklearn.datasets  # noqa: F401
 import workflow.bench.training.runner
 import workflow.bench.workloads.autoencoder  # noqa: F401
 from baselines import available, limits
-from workflow.bench.plan.optimizer_signatures import read_signatures
+from workflow.bench.plan.hyperparameters import read_signatures
 from workflow.bench.support import provenance, source_code
 from workflow.bench.support.config import schema
 

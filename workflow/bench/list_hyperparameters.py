@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from workflow.bench.plan.optimizer_signatures import (
+from workflow.bench.plan.hyperparameters import (
     COMPUTED,
     REQUIRED,
     Hyperparameter,

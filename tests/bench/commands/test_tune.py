@@ -17,9 +17,9 @@ import yaml
 from tests.support.experiments import block, load, make_folder, optimizer, options, rows, write
 from tests.support.records import read_metrics
 from workflow.bench import tune
-from workflow.bench.plan.ranking import Ranking
 from workflow.bench.plan.runs import Run, Trial
 from workflow.bench.plan.targets import Target
+from workflow.bench.plan.tuning import Ranking
 from workflow.bench.results.rows import run_rows
 from workflow.bench.results.trials import Score, best_of
 from workflow.bench.support.config import ROOT, ConfigError

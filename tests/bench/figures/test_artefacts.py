@@ -51,7 +51,7 @@ from workflow.bench.plan.artefacts import (
     sources,
     workloads_of,
 )
-from workflow.bench.plan.field import FIELD
+from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.tables import Results, published
 from workflow.bench.support.config import CONFIG
@@ -467,7 +467,7 @@ def test_inputs_must_be_literals(tmp_path, monkeypatch):
 def test_inputs_may_be_imported_from_where_they_are_literals(tmp_path, monkeypatch):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "fig98_new.py").write_text(
-        "from workflow.bench.plan.field import FIELD as NAMES\nEXPERIMENTS = NAMES\nPROBES = ('field_steps',)\n"
+        "from workflow.bench.plan.tiers import FIELD as NAMES\nEXPERIMENTS = NAMES\nPROBES = ('field_steps',)\n"
     )
     monkeypatch.setattr(artefacts, "BENCH", tmp_path)
     assert describe("figures", "fig98_new") == Artefact("figures", "fig98_new", FIELD, ("field_steps",))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,21 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from baselines import available, method_class, module_of
-from tests.support.experiments import load, make_folder, write
-from tests.support.fuzzing import MISPLACED
-from tests.support.numbers import within
+from tests.support.experiments import block, load, make_folder, optimizer, write
 from workflow.bench.plan import Plan
 from workflow.bench.plan.__main__ import main
 from workflow.bench.plan.artefacts import describe, inputs, workloads_of
 from workflow.bench.plan.experiment_files import MAX_RUNS
 from workflow.bench.plan.experiments import MAX_CHAIN
-from workflow.bench.plan.hyperparameters import accepted
-from workflow.bench.plan.optimizer_signatures import COMPUTED, REQUIRED, read_signatures
+from workflow.bench.plan.hyperparameters import COMPUTED, REQUIRED, accepted, read_signatures
 from workflow.bench.plan.runs import Run, run_id
+from workflow.bench.plan.tiers import FIELD
 from workflow.bench.support import config
 from workflow.bench.support.config import ROOT, ConfigError
-from workflow.bench.support.errors import UnreadableError
-from workflow.bench.support.provenance import hardware_slug
 
 BLOCK: dict[str, Any] = {
     "workload": {"name": "autoencoder", "batch_size": 128},
@@ -75,24 +74,11 @@ def test_plan_imports_no_torch_and_is_quick():
 def test_a_spec_is_resolved_and_its_id_is_its_hash(folder: Path):
     write(folder, "one", BLOCK)
     job = load(folder).job("one", "mkor_released")
-    assert [(run.seed, run.hyperparameters["inverse_update_period"]) for run in job.runs] == [
-        (0, 1),
-        (1, 1),
-        (0, 10),
-        (1, 10),
-    ]
+    swept = [(run.seed, run.hyperparameters["inverse_update_period"]) for run in job.runs]
+    assert swept == [(0, 1), (1, 1), (0, 10), (1, 10)]
     run = job.runs[0]
-    assert run.spec.keys() == {
-        "tier",
-        "workload",
-        "data_version",
-        "steps",
-        "evaluate_every",
-        "seed",
-        "schedule",
-        "start_from",
-        "optimizer",
-    }
+    keys = "tier workload data_version steps evaluate_every seed schedule start_from optimizer"
+    assert run.spec.keys() == set(keys.split())
     assert run.spec["tier"] == "embedded"
     assert "scikit-learn" in run.spec["data_version"]
     assert run.spec["workload"]["dataset"] == "digits"  # a default
@@ -229,48 +215,55 @@ def test_an_experiment_without_the_tier_is_left_out_with_a_note(folder: Path):
     assert list(load(folder, tier="other").experiments) == ["two"]
 
 
-def test_a_tier_may_take_the_tuned_values_of_another_whose_workload_has_another_size(folder: Path):
-    tuning = {
-        "trials": 3,
-        "seed": 9,
-        "metric": {"split": "validation", "metric": "loss"},
-        "space": {"lr": {"log": [0.1, 10]}},
-    }
-    tuned = {**BLOCK, "optimizers": [{"name": "sgd", "hyperparameters": {"lr": "tuned"}}], "tuning": tuning}
-    small, large = ({**tuned, "workload": {"name": "autoencoder", "hidden": [width]}} for width in (4, 8))
-    write(folder, "one", small, large, tier="evidence")
-    assert load(folder, tier="evidence", for_tuning=True).experiments["one"].jobs == {}
+TUNING = {
+    "trials": 3,
+    "seed": 9,
+    "metric": {"split": "validation", "metric": "loss"},
+    "space": {"lr": {"log": [0.1, 10]}},
+}
+TUNED = {**BLOCK, "optimizers": [{"name": "sgd", "hyperparameters": {"lr": "tuned"}}]}
+"""A block that takes tuned values, from another experiment or with a `TUNING` of its own."""
 
-    def entry(block: dict[str, Any], lr: float) -> dict[str, Any]:
-        workload = {"name": "autoencoder", "hidden": block["workload"]["hidden"]}
+
+def keep_tuned(folder: Path, tier: str, rates: dict[int | None, float]) -> Path:
+    """Write the learning rates that were tuned for autoencoders of some width at a tier."""
+    file = folder / "tuned" / tier / "one.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    records = []
+    for width, lr in rates.items():
+        workload = {"name": "autoencoder"} if width is None else {"name": "autoencoder", "hidden": [width]}
         study = {"hyperparameters": {"lr": lr}, "trials": ["none"], "score": 0.1}
-        return {"workload": workload, "label": "sgd", "studies": [study]}
+        records.append({"workload": workload, "label": "sgd", "studies": [study]})
+    file.write_text(yaml.safe_dump(records))
+    return file
+
+
+def test_a_tier_may_take_the_tuned_values_of_another_whose_workload_has_another_size(folder: Path):
+    blocks = [{**TUNED, "tuning": TUNING, "workload": {"name": "autoencoder", "hidden": [width]}} for width in (4, 8)]
+    write(folder, "one", *blocks, tier="evidence")
+    assert load(folder, tier="evidence", for_tuning=True).experiments["one"].jobs == {}
 
     def rates() -> list[float]:
         runs = load(folder, tier="evidence").job("one", "sgd").runs
         return [run.hyperparameters["lr"] for run in runs if run.seed == 0]
 
-    files = {tier: folder / "tuned" / tier / "one.yaml" for tier in ("embedded", "evidence")}
-    for file in files.values():
-        file.parent.mkdir(parents=True)
-    files["embedded"].write_text(yaml.safe_dump([entry(small, 0.5)]))
+    keep_tuned(folder, "embedded", {4: 0.5})
     assert rates() == [0.5, 0.5]
     (note,) = load(folder, tier="evidence").notes
     assert note.endswith("embedded/one.yaml, tuned with other parameters of autoencoder")
-    files["embedded"].write_text(yaml.safe_dump([entry(small, 0.5), entry(large, 0.25)]))
+    embedded = keep_tuned(folder, "embedded", {4: 0.5, 8: 0.25})
     assert rates() == [0.5, 0.25]
     assert load(folder, tier="evidence").notes == ()
-    files["evidence"].write_text(yaml.safe_dump([entry(large, 2.0)]))
+    keep_tuned(folder, "evidence", {8: 2.0})
     assert rates() == [0.5, 2.0]
-    files["embedded"].unlink()
+    embedded.unlink()
     with pytest.raises(ConfigError, match=r"evidence/one\.yaml contains no value"):
         rates()
 
 
 def test_an_experiment_may_take_the_tuned_values_of_another(folder: Path):
-    given = {**BLOCK, "optimizers": [{"name": "sgd", "hyperparameters": {"lr": "tuned"}}]}
     write(folder, "one", BLOCK)
-    write(folder, "two", given, tier="evidence")
+    write(folder, "two", TUNED, tier="evidence")
     file = folder / "experiments" / "two.yaml"
     with pytest.raises(ConfigError, match="needs a 'tuning' in this block"):
         load(folder, tier="evidence")
@@ -281,20 +274,15 @@ def test_an_experiment_may_take_the_tuned_values_of_another(folder: Path):
     file.write_text(yaml.safe_dump({**content, "tuned_from": "one"}))
     with pytest.raises(ConfigError, match=r"evidence/two\.yaml contains no value"):
         load(folder, tier="evidence").experiment("two")
-    values = folder / "tuned" / "embedded" / "one.yaml"
-    values.parent.mkdir(parents=True)
-    study = {"hyperparameters": {"lr": 0.5}, "trials": ["none"], "score": 0.1}
-    values.write_text(yaml.safe_dump([{"workload": {"name": "autoencoder"}, "label": "sgd", "studies": [study]}]))
+    keep_tuned(folder, "embedded", {None: 0.5})
     plan = load(folder, tier="evidence")
     assert {run.hyperparameters["lr"] for run in plan.job("two", "sgd").runs} == {0.5}
     assert plan.notes == ("one: left out, it has no tier 'evidence'",)
 
 
 def test_an_experiment_without_its_tuned_values_leaves_the_others_in_the_plan(folder: Path):
-    tuning = {"trials": 3, "seed": 9, "metric": {"split": "validation", "metric": "loss"}}
-    tuned = {**BLOCK, "optimizers": [{"name": "sgd", "hyperparameters": {"lr": "tuned"}}]}
     write(folder, "one", BLOCK)
-    write(folder, "two", {**tuned, "tuning": {**tuning, "space": {"lr": {"log": [0.1, 10]}}}})
+    write(folder, "two", {**TUNED, "tuning": TUNING})
     write(folder, "three", {**BLOCK, "start_from": {"experiment": "two"}})
     plan = load(folder)
     assert list(plan.experiments) == ["one"]
@@ -318,15 +306,6 @@ def test_a_tier_that_takes_values_from_no_other_tier_is_refused(folder: Path, ot
 
 SMALL = {"autoencoder_lamb", "factor_variants"}
 """Experiments that only the tiers of small models have."""
-FIELD = {
-    "field_alexnet",
-    "field_autoencoder",
-    "field_autoencoder_lamb",
-    "field_language_model",
-    "krona",
-    "kronecker_rnn",
-}
-"""Experiments that only the tier of the whole field has."""
 
 
 @pytest.mark.parametrize("tier", ["embedded", "single_gpu", "paper"])
@@ -335,24 +314,8 @@ def test_the_committed_experiments_are_planned_in_full(tier: str):
     plan = Plan.load(tier=tier, hardware="test")
     left_out = {*FIELD, "bert_pretraining_small", *(SMALL if tier != "embedded" else ())}
     assert list(plan.notes) == [f"{name}: left out, it has no tier '{tier}'" for name in sorted(left_out)]
-    assert set(plan.experiments) | left_out == {
-        "alexnet_cifar100",
-        "autoencoder_inversion",
-        "autoencoder_lamb",
-        "bert_base_squad",
-        "bert_glue",
-        "bert_imdb",
-        "bert_inversion",
-        "bert_phase1",
-        "bert_pretraining",
-        "bert_pretraining_small",
-        "bert_squad",
-        "factor_variants",
-        *FIELD,
-        "resnet50_imagenet",
-        "resnet_cifar10_lr",
-        "update_rules",
-    }
+    files = {file.stem for file in (config.CONFIG / "experiments").glob("*.yaml")}
+    assert set(plan.experiments) | left_out == files
     rivals = {"lamb", "kaisa", "mkor", "mkor_released", "mkor_h", "eva", "hylo"}
     assert rivals <= set(plan.experiments["bert_pretraining"].jobs)
     rules = {"sgd", "mkor", "mkor_published", "mkor_released", "mkor_windowed", "mkor_normalized", "kaisa"}
@@ -376,11 +339,11 @@ def test_signatures_read_from_the_source_are_those_that_run():
     """Truth: inspect and dataclasses on the imported code."""
     read = read_signatures()
     assert tuple(sorted(read)) == available()
-    for name, optimizer in read.items():
+    for name, planned in read.items():
         cls = method_class(name)
         truth: dict[str, Any]
         if cls is None:
-            assert optimizer.order == "first"
+            assert planned.order == "first"
             module = module_of(name)
             make = getattr(module, "optimizer", None) or module.optimizer_for
             truth = {
@@ -389,20 +352,20 @@ def test_signatures_read_from_the_source_are_those_that_run():
                 if parameter.kind is Parameter.KEYWORD_ONLY
             }
         else:
-            assert optimizer.order == "second"
+            assert planned.order == "second"
             truth = {field.name: REQUIRED if field.default is MISSING else field.default for field in fields(cls)}
-        assert list(optimizer.hyperparameters) == list(truth)
+        assert list(planned.hyperparameters) == list(truth)
         for parameter, default in truth.items():
-            planned = optimizer.hyperparameters[parameter].default
+            found = planned.hyperparameters[parameter].default
             if isinstance(default, torch.dtype):
                 default = str(default).removeprefix("torch.")
-            assert planned is COMPUTED or planned == default, (name, parameter)
+            assert found is COMPUTED or found == default, (name, parameter)
 
 
 def test_every_number_has_a_range_that_the_plan_checks():
     """A bad value must be refused before anything runs."""
-    for name, optimizer in read_signatures().items():
-        for parameter, hyperparameter in optimizer.hyperparameters.items():
+    for name, planned in read_signatures().items():
+        for parameter, hyperparameter in planned.hyperparameters.items():
             if {float, int} & set(hyperparameter.domain.types):
                 assert hyperparameter.domain.limit is not None, f"{name}: {parameter} is annotated with no range"
 
@@ -413,30 +376,6 @@ def test_a_second_order_optimizer_takes_its_bases_hyperparameters():
     assert "max_grad_norm" not in accepted("mkor", "sgd", read)
     assert accepted("mkor", None, read).keys() == accepted("mkor", "sgd", read).keys()
     assert "base" not in accepted("sgd", None, read)
-
-
-def test_the_machines_name_is_kept(tmp_path: Path):
-    slug = hardware_slug(tmp_path, "cpu")
-    assert set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    (tmp_path / "hardware").write_text(json.dumps({"cpu": "another-name"}))
-    assert hardware_slug(tmp_path, "cpu") == "another-name"
-
-
-@pytest.mark.parametrize("content", ["{", "[" * 100_000, '["cpu"]', '{"cpu": 1}', '{"cpu": "../x"}', "\xff"])
-def test_a_damaged_file_of_machine_names_is_told_in_one_line(content: str, tmp_path: Path):
-    (tmp_path / "hardware").write_text(content, encoding="latin-1")
-    with pytest.raises(ConfigError, match=f"^{tmp_path}/hardware: "):
-        hardware_slug(tmp_path, "cpu")
-
-
-@pytest.mark.parametrize("words", MISPLACED)
-def test_what_is_no_file_of_machine_names_is_told_in_one_line(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "hardware").write_text("{}")
-    MISPLACED[words](tmp_path / "hardware", monkeypatch)
-    with within(10), pytest.raises(UnreadableError, match=f"hardware: cannot be read: .*{words}"):
-        hardware_slug(tmp_path, "cpu")
 
 
 def test_runs_are_told_apart_by_their_id():
@@ -457,3 +396,28 @@ def test_the_command_prints_jobs_and_runs(folder: Path, capsys: pytest.CaptureFi
     assert main(["first", *options]) == 0
     assert "autoencoder sgd lr=0.1 seed=1" in capsys.readouterr().out
     assert not Path("r").exists()
+
+
+MOST_LABELS = 7
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """A plan of two experiments: one with `MOST_LABELS` labels, and one with a single label."""
+    folder = make_folder(tmp_path_factory.mktemp("grouped") / "config")
+    write(folder, "many", block(*(optimizer("sgd", f"sgd_{index}") for index in range(MOST_LABELS))))
+    write(folder, "one", block(optimizer("sgd")))
+    return load(folder)
+
+
+@given(most=st.integers(1, MOST_LABELS + 1), without=st.sets(st.integers(0, MOST_LABELS)))
+@settings(max_examples=50)
+def test_groups_hold_every_job_once_and_are_as_equal_as_can_be(whole, most, without):
+    """One Snakemake job trains a group. With labels left out, "many" has every number of labels up to all."""
+    left_out = [job for index, job in enumerate(whole.jobs) if index in without]
+    groups = replace(whole, tier=replace(whole.tier, optimizers_per_job=most)).grouped(left_out)
+    assert [job for group in groups for job in group] == [job for job in whole.jobs if job not in left_out]
+    assert all(len({job.experiment for job in group}) == 1 for group in groups)
+    sizes = [len(group) for group in groups if group[0].experiment == "many"]
+    assert len(sizes) == math.ceil(sum(sizes) / most)
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1

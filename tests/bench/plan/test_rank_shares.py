@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 
 from workflow.bench.plan import Plan, rank_shares
 from workflow.bench.plan.__main__ import main
 from workflow.bench.plan.rank_shares import Cost, Place
+from workflow.bench.results.rows import read_csv
 
 COSTS = {
     ("draw", "bert_pretraining", 512): Cost(1e-6, 30e-6),
@@ -48,33 +46,18 @@ def test_jobs_that_are_left_out_and_experiments_of_one_rank_save_nothing(plan: P
     assert drawn.times == 4 * 1563 + 4 * 1000 + 4 * 600
 
 
-def test_the_model_passes_through_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One rank takes 2 s for 100 examples, and the part of one of 64 takes 0.1 s; two are not read."""
-    file = tmp_path / "machine" / "bench" / "rank_shares.csv"
-    file.parent.mkdir(parents=True)
-    with file.open("w", newline="") as out:
-        rows = csv.writer(out)
-        rows.writerow(["work", "workload", "size", "examples", "contender", "ranks", "seconds"])
-        for measured in (("whole", 1, 2.0), ("whole_again", 1, 9.0), ("shared", 2, 9.0), ("part", 64, 0.1)):
-            rows.writerow(["draw", "bert_pretraining", 512, 100, *measured])
-    monkeypatch.setattr(rank_shares, "REFERENCE", tmp_path)
-    found, costs = rank_shares.measured()
-    cost = costs["draw", "bert_pretraining", 512]
-    assert found == file
-    assert cost.seconds(100, 1) == pytest.approx(2.0)
-    assert cost.seconds(100, 64) == pytest.approx(0.1)
-
-
-def test_two_ranks_were_measured_between_one_and_the_part_of_one_of_64():
+def test_the_model_passes_through_what_was_measured():
+    """The committed times of one rank, and of the part of one of 64; those of two lie between."""
     file, costs = rank_shares.measured()
-    seconds: dict[tuple[str, str, int], dict[str, float]] = {}
-    for row in csv.DictReader(file.open()):
-        of_work = seconds.setdefault((row["work"], row["workload"], int(row["size"])), {})
-        of_work[row["contender"]] = float(row["seconds"])
-        assert int(row["cores"]) == 1
-    assert seconds.keys() == costs.keys()
-    for each in seconds.values():
-        assert each["part"] < each["shared"] < each["whole"]
+    assert file is not None
+    rows = {(row["work"], row["workload"], int(row["size"]), row["contender"]): row for row in read_csv(file)}
+    for key, cost in costs.items():
+        whole, shared, part = (rows[*key, contender] for contender in ("whole", "shared", "part"))
+        for row in (whole, part):
+            found = cost.seconds(int(row["examples"]), int(row["ranks"]))
+            assert found == pytest.approx(float(row["seconds"]))
+            assert int(row["cores"]) == 1
+        assert float(part["seconds"]) < float(shared["seconds"]) < float(whole["seconds"])
 
 
 def test_the_plan_of_the_paper_tier_alone_shows_the_table(capsys: pytest.CaptureFixture[str]):

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.experiments import block, load, make_folder, optimizer, write
-from workflow.bench.plan.ranking import Ranking
 from workflow.bench.plan.runs import TunedOptimizer
 from workflow.bench.plan.targets import Target
-from workflow.bench.plan.tuning_space import is_near_an_end, points, trial_values
+from workflow.bench.plan.tuning import Ranking, is_near_an_end, points, trial_values
 from workflow.bench.support.config import ConfigError
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.experiments import make_folder
+from tests.support.numeric_places import CLUSTER_FILE, TIER, TRIAL, TUNED_FILE, numbers_of, places
 from workflow.bench import aggregate, train, tune
 from workflow.bench.plan import Plan
 from workflow.bench.plan.__main__ import main as print_plan
@@ -201,6 +202,18 @@ def test_every_number_that_a_user_writes_is_bounded_by_its_schema():
     files = [file for file in config.SCHEMAS.rglob("*.schema.yaml") if not file.name.startswith("run.")]
     assert len(files) > 10
     assert [place for file in files for place in unbounded(read_yaml(file), (file.name,))] == []
+
+
+def test_every_number_of_a_schema_has_its_place_in_the_tests_of_odd_numbers():
+    free = {"embedded", "lr", "default", "short"}  # names that a user chooses
+    files = {"experiment": TRIAL, "tier": TIER, "cluster": CLUSTER_FILE, "tuned": TUNED_FILE}
+    for name, file in files.items():
+        paths = [place.path for place in places() if place.file == file]
+        found = {tuple(key for key in path if isinstance(key, str) and key not in free) for path in paths}
+        shape = config.schema(name)
+        assert set(numbers_of(shape, shape)) <= found
+        for schedule in shape["$defs"]["schedules"].values() if name == "experiment" else ():
+            assert set(numbers_of(schedule, shape, "tiers", "schedule")) <= found
 
 
 PARAMETERS = {"properties": {"dataset": {"type": "string", "default": "digits"}, "batch_size": {"type": "integer"}}}

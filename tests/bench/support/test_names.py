@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.support.experiments import block, make_folder, optimizer, write
 from tests.support.shells import TEXTS, refused_in_one_line
 from workflow.bench.plan import Plan
-from workflow.bench.plan.optimizer_signatures import read_signatures
+from workflow.bench.plan.hyperparameters import read_signatures
 from workflow.bench.support import names
 from workflow.bench.support.command_line import refuse_unwritable
 from workflow.bench.support.config import ROOT, SCHEMAS, ConfigError

@@ -1,13 +1,17 @@
-"""The names of GPUs: those that CUDA shows a process, of all that a stand-in for nvidia-smi lists."""
+"""The names of machines: GPUs that CUDA shows a process, of all that a stand-in for nvidia-smi lists; what is saved."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from workflow.bench.support import provenance
+from workflow.bench.support.config import ConfigError
+from workflow.bench.support.errors import UnreadableError
+from workflow.bench.support.provenance import hardware_slug
 
 A100 = "NVIDIA A100-SXM4-40GB"
 FULL = f"{A100}, 550.54, 40960 MiB"
@@ -78,3 +82,26 @@ def test_without_a_choice_the_hardware_is_all_gpus_and_of_one_in_mig_mode_a_slic
     whole = "\n".join(line for line in SMI.splitlines() if "MIG" not in line).replace('GPU-bb03)"', 'GPU-bb03)" ;;')
     (tmp_path / "nvidia-smi").write_text(whole)
     assert provenance.hardware_name("cuda") == "3x-nvidia-a100-sxm4-40gb"
+
+
+def test_the_machines_name_is_kept(tmp_path: Path):
+    slug = hardware_slug(tmp_path, "cpu")
+    assert set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    (tmp_path / "hardware").write_text(json.dumps({"cpu": "another-name"}))
+    assert hardware_slug(tmp_path, "cpu") == "another-name"
+
+
+@pytest.mark.parametrize(
+    "saved", ["{", '["cpu"]', "1", '{"cpu": 1}', '{"cpu": "../x"}', '{"cpu": "a; touch x"}', "\xff"]
+)
+def test_a_damaged_file_of_machine_names_is_told_in_one_line(saved: str, tmp_path: Path):
+    (tmp_path / "hardware").write_text(saved, encoding="latin-1")
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/hardware: "):
+        hardware_slug(tmp_path, "cpu")
+
+
+def test_a_folder_of_machine_names_is_told_in_one_line(tmp_path: Path):
+    """What else may be in a file's place is the matter of `test_reading.py`."""
+    (tmp_path / "hardware").mkdir()
+    with pytest.raises(UnreadableError, match="hardware: cannot be read: it is a folder"):
+        hardware_slug(tmp_path, "cpu")

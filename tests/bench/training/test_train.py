@@ -28,8 +28,7 @@ from tests.support.trained import (
     weights,
 )
 from workflow.bench import workloads
-from workflow.bench.plan.hyperparameters import accepted
-from workflow.bench.plan.optimizer_signatures import read_signatures
+from workflow.bench.plan.hyperparameters import accepted, read_signatures
 from workflow.bench.support.config import schema
 from workflow.bench.support.source_code import is_current
 from workflow.bench.training import one_run, peak_memory

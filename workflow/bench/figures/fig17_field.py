@@ -17,7 +17,7 @@ from workflow.bench.analysis.field import Contest, Profile, contests, pooled_pro
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.plan.field import FIELD
+from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = FIELD

@@ -22,6 +22,7 @@ def _print_plan(options: argparse.Namespace) -> None:
     plan = load_from(options)
     experiments = [plan.experiment(name) for name in options.experiment] or list(plan.experiments.values())
     jobs = [job for experiment in experiments for job in experiment.jobs.values()]
+    # Experiments may share a run, which is trained once.
     run_ids = {run_id for job in jobs for run_id in job.run_ids}
     print(f"tier {plan.tier.name}, {len(jobs)} jobs, {len(run_ids)} runs, results in {plan.results}")
     for job in jobs:

@@ -68,6 +68,7 @@ def available(kind: Kind) -> tuple[str, ...]:
     Raises:
         ConfigError: the name of a file is not that of a Python module.
     """
+    # A module whose name begins with an underscore helps others, and makes nothing itself.
     return tuple(sorted(checked_stem(path, "module") for path in (BENCH / kind).glob("[!_]*.py")))
 
 
@@ -78,6 +79,7 @@ def describe(kind: Kind, name: str) -> Artefact:
         ValueError: one of the constants is not a literal.
     """
     constants = read_literals(Artefact(kind, name).module, (*_NAMES, *_FACTS))
+    # The names of the constants are those of the fields, in capitals.
     fields: dict[str, Any] = {key.lower(): value if key in _FACTS else tuple(value) for key, value in constants.items()}
     return Artefact(kind, name, **fields)
 
@@ -100,6 +102,7 @@ def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
     """Return the files that an artefact is made from, by kind: measured, trials, compared, published and code."""
     results = plan.results.as_posix()
     names = _experiments(artefact, plan)
+    # Of an experiment both tables: the evaluations, and one row a run.
     tables = [f"{results}/{experiment}{suffix}" for experiment in names for suffix in (".csv", ".runs.csv")]
     # Other machines' files are those that exist: no rule makes missing ones.
     patterns = [f"{name}.runs.csv" for name in artefact.experiments] + [
@@ -129,6 +132,7 @@ def description(artefact: Artefact) -> str:
 
 def workloads_of(artefact: Artefact, plan: Plan) -> list[str]:
     """Return the workloads, as JSON with their parameters, of the experiments that an artefact names."""
+    # Those without tuned values have no runs yet.
     names = [name for name in _experiments(artefact, plan) if name not in plan.unfinished]
     jobs = [job for name in names for job in plan.experiments[name].jobs.values()]
     return sorted({json.dumps(run.spec["workload"], sort_keys=True) for job in jobs for run in job.runs})
@@ -147,6 +151,7 @@ def _probes(artefact: Artefact, plan: Plan) -> list[str]:
 
 
 def _has_input(artefact: Artefact, plan: Plan) -> bool:
+    # What shows trials is made wherever there are some, whatever else is planned.
     if artefact.trials:
         return bool(plan.trials)
     if _experiments(artefact, plan) or not (artefact.experiments or artefact.probes):

@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from workflow.bench import workloads
-from workflow.bench.plan.hyperparameters import TUNED, Key, accepted, check_space, check_value
-from workflow.bench.plan.optimizer_signatures import REQUIRED, Hyperparameter, Signature
-from workflow.bench.plan.ranking import Ranking
+from workflow.bench.plan.hyperparameters import (
+    REQUIRED,
+    TUNED,
+    Hyperparameter,
+    Key,
+    Signature,
+    accepted,
+    check_space,
+    check_value,
+)
 from workflow.bench.plan.rounds import seeds_of
 from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tiers import Tier
-from workflow.bench.plan.tuning_space import Space
+from workflow.bench.plan.tuning import Ranking, Space
 from workflow.bench.support.config import (
     ConfigError,
     check,
@@ -55,6 +62,7 @@ def read_experiment(file: Path, tiers: Mapping[str, Tier], signatures: Mapping[s
 
 def _check_number_of_runs(file: Path, tier: str, blocks: Sequence[Mapping[str, Any]]) -> None:
     """Raise `ConfigError` if an experiment has too many runs and trials at a tier. Counting them expands nothing."""
+    # Counted before anything is expanded: a sweep of millions would take minutes and all memory to be refused.
     number = 0
     for block in blocks:
         tuning = block.get("tuning", {})
@@ -69,6 +77,7 @@ def _check_number_of_runs(file: Path, tier: str, blocks: Sequence[Mapping[str, A
 
 def _check_rounds(file: Path, key: Key, block: Mapping[str, Any], tier: Tier) -> None:
     """Raise `ConfigError` if a block may have more rounds of seeds than its tier has looks, or seeds out of range."""
+    # The intervals of verdicts are widened for so many looks: more rounds than looks would break what they promise.
     most = block.get("rounds", {}).get("most", 1)
     if most > tier.looks:
         must = f"must be at most {tier.looks}, the 'looks' of tier '{tier.name}'"
@@ -138,6 +147,7 @@ def _check_block(
     tuning = block.get("tuning")
     if tuning:
         _check_tuning(file, (*key, "tuning"), block, tuning)
+    # A label names a job, a file and a line of a figure.
     labels: list[str] = []
     for index, entry in enumerate(block["optimizers"]):
         where = (*key, "optimizers", index)
@@ -157,6 +167,7 @@ def _check_tuning(file: Path, key: Key, block: Mapping[str, Any], tuning: Mappin
     else:
         _check_metric(file, (*key, "metric"), block["workload"]["name"], metric)
     steps, milestones = tuning.get("steps", block["steps"]), block.get("schedule", {}).get("milestones", [])
+    # A shorter trial would have no evaluation to be ranked by, or a schedule other than that of the runs.
     least = max([block["evaluate_every"], *(milestone + 1 for milestone in milestones)])
     if steps < least:
         must = f"must be at least {least}, for 'evaluate_every' and the schedule's milestones"
@@ -171,6 +182,7 @@ def _check_tuning(file: Path, key: Key, block: Mapping[str, Any], tuning: Mappin
 
 def _check_metric(file: Path, key: Key, workload: str, given: Mapping[str, Any]) -> None:
     measured = schema(f"workloads/{workload}")
+    # During training the loss is at hand in any case; other metrics cost time, and a workload names those it has.
     known = ["loss", *measured.get("training_metrics", [])] if given["split"] == "train" else measured["metrics"]
     if given["metric"] not in known:
         must = f"unknown metric of {workload} on {given['split']}; {did_you_mean(given['metric'], known)}"
@@ -191,6 +203,7 @@ def _check_optimizer(
         raise error(file, (*key, "name"), name, f"unknown optimizer; {did_you_mean(name, signatures)}")
     known = accepted(name, given.get("base"), signatures)
     space = space_of(entry, tuning)
+    # An experiment that takes another one's values (``tuned_from``) needs no space of its own.
     tunable = known if takes_values and not tuning else space if tuning else {}
     for parameter, value in given.items():
         where = (*key, "hyperparameters", parameter)
@@ -200,6 +213,7 @@ def _check_optimizer(
             check_value(file, where, name, known, parameter, value)
     for parameter, values in sweep.items():
         where = (*key, "sweep", parameter)
+        # Another base has other hyperparameters, which the same entry could not give.
         if parameter == "base":
             raise error(file, where, values, "cannot be swept; give an entry for each base")
         if parameter in given:
@@ -231,6 +245,7 @@ def _check_spaces(
     check_space(file, (*key[:-2], "tuning", "space"), entry["name"], known, shared)
     for parameter, values in space.items():
         grid, where = values.get("grid", ()), (*key, "space", parameter, "grid")
+        # A grid is for runs that are too long to be tried often: its product with others would be tried even less.
         if grid and len(space) > 1:
             must = f"must be the only tuned hyperparameter of {label_of(entry)}, which has {', '.join(space)}"
             raise error(file, where, grid, must)

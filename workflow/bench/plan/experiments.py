@@ -12,15 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from workflow.bench import workloads
 from workflow.bench.plan.experiment_files import label_of, read_experiment, schedule_schema, space_of, study_seeds
-from workflow.bench.plan.hyperparameters import TUNED, Key, resolved
-from workflow.bench.plan.optimizer_signatures import Signature, read_signatures
-from workflow.bench.plan.ranking import Ranking
+from workflow.bench.plan.hyperparameters import TUNED, Key, Signature, read_signatures, resolved
 from workflow.bench.plan.rounds import Rounds, most_rounds, seeds_of
 from workflow.bench.plan.runs import PLAIN_PRECISION, Experiment, Job, PlannedRun, Run, Trial, TunedOptimizer
 from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tiers import Tier
 from workflow.bench.plan.tuned_values import TunedValues, UnfinishedError
-from workflow.bench.plan.tuning_space import trial_values
+from workflow.bench.plan.tuning import Ranking, trial_values
 from workflow.bench.support.config import ConfigError, checked_stem, did_you_mean, error, shown_path, with_defaults
 
 MAX_CHAIN: Final = 100
@@ -58,6 +56,7 @@ class Experiments:
 
     def expand(self, rounds: Rounds) -> dict[str, Experiment]:
         """Return the tier's experiments by name, in alphabetical order, with the seeds of their rounds."""
+        # Said, so that nobody looks for an experiment that another tier has.
         for name in sorted(set(self._contents) - set(self._names)):
             self.notes.append(f"{name}: left out, it has no tier '{self._tier.name}'")
         for name in self._order():
@@ -82,6 +81,7 @@ class Experiments:
             cycle = problem.args[1][::-1]  # each of its names starts from the next one
             where = shown_path(self._files[cycle[0]])
             raise ConfigError(f"{where}: start_from forms a cycle: {_shown_chain(cycle)}") from None
+        # The lineage of a run is as long as its chain, and is hashed for every run at its end.
         longest: dict[str, list[str]] = {}
         for name in order:
             upstream = max((longest[source] for source in sources[name]), key=len, default=[])
@@ -96,6 +96,7 @@ class Experiments:
         sources: list[str] = []
         for index, block in enumerate(self._contents[name]["tiers"][self._tier.name]):
             source = (block.get("start_from") or {}).get("experiment")
+            # At this tier: the weights of another tier's model would not fit.
             if source is not None and source not in self._names:
                 key = ("tiers", self._tier.name, index, "start_from", "experiment")
                 must = f"unknown experiment at tier '{self._tier.name}'; {did_you_mean(source, self._names)}"
@@ -123,6 +124,7 @@ class Experiments:
                 if tuned_optimizer:
                     tuned_optimizers.append(tuned_optimizer)
                 values = tuned.values(entry, block.workload, tuned_optimizer)
+                # The trials themselves need no tuned values; the runs that wait for them do.
                 if values is None:
                     if self._for_tuning:
                         continue
@@ -133,6 +135,7 @@ class Experiments:
         self.notes.extend(tuned.notes)
         jobs = {label: Job(name, label, tuple(runs), tuple(upstream[label])) for label, runs in planned.items()}
         for job in jobs.values():
+            # Its seed would count twice in every mean.
             if len(set(job.run_ids)) < len(job.run_ids):
                 raise ConfigError(f"{shown_path(file)}: label '{job.label}': two of its blocks contain the same run")
         most = most_rounds(content["tiers"][self._tier.name])
@@ -158,6 +161,7 @@ class Experiments:
         if start_from is None:
             return None
         name, label, seed = start_from["experiment"], start_from.get("optimizer", label), start_from.get("seed", seed)
+        # What starts from an experiment that waits for tuned values waits with it.
         if name in self.unfinished:
             raise UnfinishedError(self.unfinished[name])
         jobs = self._expanded[name].jobs
@@ -165,6 +169,7 @@ class Experiments:
             must = f"unknown label of experiment '{name}'; {did_you_mean(label, jobs)}"
             raise error(file, (*key, "optimizer"), label, must)
         runs = jobs[label].by_seed.get(seed, ())
+        # A sweep has several runs of a seed: which one is meant, the file must say by another label.
         if len(runs) != 1:
             must = f"must select one run; experiment '{name}' has {len(runs)} of '{label}' with this seed"
             raise error(file, (*key, "seed"), seed, must)
@@ -273,6 +278,7 @@ class _Block:
             "optimizer": {"name": entry["name"], "hyperparameters": hyperparameters},
         }
         if tuning is not None:
+            # Trials are validated on a part of the training data, so that no tuned value has seen the validation data.
             spec["workload"] = {**self.workload, "for_tuning": True}
             spec["steps"] = tuning.get("steps", spec["steps"])
         return Run(spec, source.run if source else None)

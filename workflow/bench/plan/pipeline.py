@@ -31,6 +31,7 @@ def run_pipeline(plan: Plan, options: argparse.Namespace, targets: Sequence[str]
         *("--config", *(f"{key}={value}" for key, value in settings.items() if value is not None)),
         *("--logger", "progress"),
     ]
+    # Snakemake imports the bench and the logger from here, whatever folder the user is in.
     paths = os.pathsep.join([str(ROOT), str(ROOT / "workflow" / "plugins")])
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}) as pipeline, forwarding(pipeline):
         return abs(pipeline.wait())

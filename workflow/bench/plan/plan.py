@@ -75,6 +75,7 @@ class Plan:
         Raises:
             ConfigError: the first mistake in any file, at any tier, in one line.
         """
+        # Snakemake reads ``--config config_dir=5`` as a number.
         if not isinstance(config_dir, str | Path):
             raise ConfigError(f"config_dir = {shown_value(config_dir)}: must be text")
         refuse_folder("config_dir", config_dir)
@@ -91,6 +92,7 @@ class Plan:
         results, hardware = Path(chosen["results"]), chosen["hardware"]
         if (taken := _not_a_folder(results)) is not None:
             raise error(file, ("results",), chosen["results"], f"must be a folder, but {taken} is none")
+        # Not saved yet: a plan that is refused writes nothing.
         if hardware == "auto":
             hardware = saved_or_own_name(results, tier.device)
         rounds = read_rounds(results / hardware / tier.name, tier)
@@ -117,6 +119,7 @@ class Plan:
     @property
     def other_machines(self) -> tuple[Path, ...]:
         """The folders `compared` without the reference of this machine's own name, which is an earlier run of it."""
+        # Compared with itself it would be drawn twice.
         own = REFERENCE / self.hardware
         return tuple(folder for folder in self.compared if folder.parent != own)
 
@@ -180,6 +183,7 @@ class Plan:
     @property
     def runs_at_a_time(self) -> int:
         """How many runs this machine trains at a time: one per GPU, or as many as the usable cores allow."""
+        # At least one: a plan can be shown where there is no GPU.
         if self.tier.device == "cuda":
             return max(1, len(gpu_names()))
         return max(1, usable_cores() // self.tier.threads)
@@ -210,6 +214,7 @@ def _compared(file: Path, given: Sequence[str], tier: str) -> tuple[Path, ...]:
             `REFERENCE` is not one of a machine.
     """
     for index, text in enumerate(given):
+        # Numbers of another tier are of other models: a figure would show them side by side as if they were not.
         if not Path(text).is_dir() or Path(text).resolve().name != tier:
             must = f"must be an existing folder results/<hardware>/{tier}, of the plan's tier"
             raise error(file, ("compare", index), text, must)

@@ -83,6 +83,7 @@ def measured() -> tuple[Path | None, Costs]:
     seconds: dict[tuple[str, str, int], dict[int, float]] = {}
     with file.open(newline="", encoding="utf-8") as rows:
         for row in csv.DictReader(rows):
+            # The others are a control, and two ranks, which a test compares with the model.
             if row["contender"] in ("whole", "part"):
                 of_work = seconds.setdefault((row["work"], row["workload"], int(row["size"])), {})
                 of_work[int(row["ranks"])] = float(row["seconds"]) / int(row["examples"])

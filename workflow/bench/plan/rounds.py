@@ -38,6 +38,7 @@ def read_rounds(results: Path, tier: Tier) -> Rounds:
         ConfigError: the file is damaged, or states more looks or rounds than the tier has.
     """
     file = results / FILE
+    # A tier with one look has no rounds, whatever file somebody has copied into its folder.
     if tier.looks == 1 or not file.exists():
         return Rounds()
     content = read_mapping(file)
@@ -66,6 +67,7 @@ def seeds_of(block: Mapping[str, Any], rounds: int) -> list[int]:
     seeds: list[int] = list(block["seeds"])
     more = block.get("rounds")
     if more is not None:
+        # After the largest, so that a further round leaves the runs of the earlier ones as they are.
         first = max(seeds) + 1
         seeds += range(first, first + more["seeds"] * (min(rounds, more["most"]) - 1))
     return seeds

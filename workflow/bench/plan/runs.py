@@ -10,9 +10,8 @@ from functools import cached_property
 from math import isqrt
 from typing import Any, Final
 
-from workflow.bench.plan.ranking import Ranking
 from workflow.bench.plan.targets import Target
-from workflow.bench.plan.tuning_space import Space
+from workflow.bench.plan.tuning import Ranking, Space
 
 Spec = dict[str, Any]
 """A run's resolved description: JSON values only."""
@@ -23,6 +22,7 @@ PLAIN_PRECISION: Final = "float32"
 
 def run_id(spec: Spec) -> str:
     """Return the id of a run: the hash of its resolved spec."""
+    # Without the order of keys and without spaces: what a file spells otherwise is the same run.
     canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -41,6 +41,7 @@ class Run:
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
+        # Hashed once: plans compare and look up runs by the thousand.
         object.__setattr__(self, "id", run_id(self.spec))
 
     @property
@@ -71,6 +72,7 @@ class Run:
     @property
     def lineage(self) -> tuple[Spec, ...]:
         """The specs that its numbers depend on: its own, and those of the runs it starts from, directly or not."""
+        # A loop, because a chain may be longer than Python recurses.
         specs, run = [self.spec], self.upstream
         while run is not None:
             specs.append(run.spec)
@@ -105,6 +107,7 @@ class Run:
         whole = f"a batch of {batch}"
         if parts > 1:
             whole = f"{parts} micro-batches of {batch // parts} in {whole}"
+        # 1 always divides, so a smaller number exists; a larger one need not.
         near = [max(n for n in divisors if n < ranks), *sorted(n for n in divisors if n > ranks)[:1]]
         return f"{ranks} ranks cannot have equal parts of {whole}; {' or '.join(map(str, near))} can"
 

@@ -32,6 +32,7 @@ class StepCost(NamedTuple):
 
 def shape_of(workload: Mapping[str, Any]) -> str:
     """Return, as text, what decides the work of a workload's step: its name, and the sizes of model and input."""
+    # The batch size is left out: the counts are of one example.
     given = [(name, workload[name]) for name in _SHAPE if name in workload]
     return " ".join([workload["name"], *(f"{name}={_shown(value)}" for name, value in given)])
 

@@ -53,6 +53,7 @@ class Target:
     def first_reached(self, evaluations: Iterable[Mapping[str, Any]]) -> Reached | None:
         """Return the first of a run's evaluations, in order, that reaches the target; None if none does (censored)."""
         for row in evaluations:
+            # The rows of all splits and metrics are mixed, in the order of steps.
             if (row["split"], row["metric"]) == (self.split, self.metric) and self.holds(float(row["value"])):
                 return Reached(int(row["step"]), float(row["train_seconds"]))
         return None
@@ -70,6 +71,7 @@ class Target:
         at = next((index for index, value in enumerate(values) if self.holds(value)), None)
         if at is None:
             return None
+        # A run whose first evaluation reaches the target crossed it there, for all that is known.
         before = max(at - 1, 0)
         share = (self.limit - values[before]) / (values[at] - values[before]) if at else 0.0
         ends = [(float(row["step"]), float(row["train_seconds"])) for row in (rows[before], rows[at])]
@@ -85,6 +87,7 @@ def monotone(values: Sequence[float], *, rising: bool) -> list[float]:
     pools: list[tuple[float, int]] = []  # mean and number of neighbors that have one value
     for value in values:
         mean, size = sign * value, 1
+        # A value that falls back is pooled with its neighbors until the means rise: their mean is nearest to all.
         while pools and pools[-1][0] >= mean:
             previous, count = pools.pop()
             mean, size = (previous * count + mean * size) / (count + size), count + size

@@ -16,6 +16,15 @@ from workflow.bench.support.config import (
     with_defaults,
 )
 
+FIELD: Final = (
+    "field_autoencoder",
+    "field_autoencoder_lamb",
+    "field_alexnet",
+    "field_language_model",
+    "krona",
+    "kronecker_rnn",
+)
+"""The experiments of the field tier, which compares all optimizers."""
 MOST_LOOKS: Final = 20
 """The most looks that a tier may have, as in its schema."""
 
@@ -53,6 +62,7 @@ def read_tiers(folder: Path) -> dict[str, Tier]:
     """
     tiers = {checked_stem(file, "tier"): _read(file) for file in sorted(folder.glob("*.yaml"))}
     for tier in tiers.values():
+        # Checked when all are read: a tier may be like one that comes after it.
         others = [name for name in tiers if name != tier.name]
         if tier.tuned_like is not None and tier.tuned_like not in others:
             must = f"must be another tier; {did_you_mean(tier.tuned_like, others)}"

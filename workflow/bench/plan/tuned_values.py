@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow.bench.plan.experiment_files import label_of
-from workflow.bench.plan.hyperparameters import TUNED, Key, accepted, check_value
-from workflow.bench.plan.optimizer_signatures import Signature
+from workflow.bench.plan.hyperparameters import TUNED, Key, Signature, accepted, check_value
 from workflow.bench.plan.runs import TunedOptimizer
 from workflow.bench.support.config import ConfigError, check, error, read_yaml, schema, shown_path
 
@@ -84,6 +83,7 @@ class TunedValues:
         index = self._find(entry, names, workload)
         if index is not None:
             trials = [study["trials"] for study in self._records[index]["studies"]]
+            # Trials with other ids are not those of today's block. Their values still serve, with a note.
             if tuned_optimizer and tuned_optimizer.trial_ids != trials:
                 where = f"{shown_path(self._file)}: {workload['name']}, {label_of(entry)}"
                 self._outdated.append(f"{where}: tuned with an older version of its block")
@@ -115,6 +115,7 @@ class TunedValues:
     def _checked(self, entry: Mapping[str, Any], names: Sequence[str], index: int) -> list[dict[str, Any]]:
         """Return values of a record's studies, or raise `ConfigError` if one is out of range."""
         known = accepted(entry["name"], entry["hyperparameters"].get("base"), self._signatures)
+        # The file may be older than a range, or edited by hand.
         studies = [study["hyperparameters"] for study in self._records[index]["studies"]]
         for number, values in enumerate(studies):
             for name in names:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from workflow.bench.plan import Plan
-from workflow.bench.plan.ranking import Ranking
 from workflow.bench.plan.runs import Experiment, Trial, TunedOptimizer
 from workflow.bench.plan.tuned_values import is_of, read_records
-from workflow.bench.plan.tuning_space import is_near_an_end
+from workflow.bench.plan.tuning import Ranking, is_near_an_end
 from workflow.bench.results.columns import ENDED, TRIAL_COLUMNS
 from workflow.bench.results.rows import read_csv, write_csv
 from workflow.bench.support.config import dump

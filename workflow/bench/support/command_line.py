@@ -59,6 +59,7 @@ def run_command(
     """
     options = parser.parse_args(arguments)
     try:
+        # Python would print the line of code under each.
         with one_line_warnings():
             return work(options) or 0
     except failures as problem:

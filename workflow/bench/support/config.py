@@ -85,6 +85,7 @@ def _cut(text: str, length: int) -> str:
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` with the most similar of ``known``, or the list of them if none is similar."""
     names = sorted(known)
+    # 0.6 accepts a typing error in a short word, and not any word of the same length.
     near = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
     if near:
         return f"did you mean '{near[0]}'?"
@@ -141,6 +142,7 @@ def parse(text: str) -> Any:
         yaml.YAMLError: the text is not YAML, has a key twice, a tag, or an integer of more than 64 bits.
         RecursionError: it is nested deeply, or a value contains itself.
     """
+    # Not by `yaml.load`, whose constructors would read numbers as YAML 1.1 again.
     node = _Composer(text).get_single_node()
     return None if node is None else _constructed(node)
 
@@ -309,6 +311,7 @@ def check(value: Any, against: Mapping[str, Any], file: Path | str, key: Key = (
     Raises:
         ConfigError: the first place at which the value breaks the schema.
     """
+    # The library reports mistakes in no order that it promises.
     errors = sorted(_validator()(against).iter_errors(value), key=lambda problem: list(map(str, problem.path)))
     if errors:
         raise _in_one_line(errors[0], file, tuple(key))

@@ -50,6 +50,7 @@ def print_cost(*, with_time: bool = True) -> None:
 
 def exit_with_cost(code: int, *, worked: Collection[int] = (0,)) -> NoReturn:
     """End the process with this status, and print its cost if the status is one of ``worked``: an error is one line."""
+    # Two lines would hide the error.
     if code in worked:
         print_cost()
     sys.exit(code)

@@ -87,6 +87,7 @@ def hardware_name(device: str) -> str:
 
 def _slug(name: str) -> str:
     without_trade_marks = re.sub(r"\((r|tm|c)\)|\bcpu\b|\bprocessor\b|@.*?ghz", " ", name.lower())
+    # It names folders, and stands in commands.
     slug = re.sub(r"[^a-z0-9]+", "-", without_trade_marks).strip("-")
     return slug[:LONGEST_NAME].rstrip("-") or "unknown"
 
@@ -168,6 +169,7 @@ def _nvidia_smi(query: str) -> list[str]:
 
 def git_state(root: Path = ROOT) -> tuple[str | None, bool | None]:
     """Return the commit and whether tracked files differ from it, or (None, None) outside a git checkout."""
+    # A copy without git, such as an unpacked archive, has neither.
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None, None

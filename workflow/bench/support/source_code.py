@@ -74,6 +74,7 @@ def _spec_files(workload: str, method: str, base: str | None, root: Path) -> fro
 
 
 def _hashed(files: Iterable[Path], root: Path) -> str:
+    # By relative path: a repository's place on the disk changes no number.
     digest = hashlib.sha256()
     for file in sorted(set(files)):
         digest.update(f"{file.relative_to(root).as_posix()}\0{_syntax(file)}\0".encode())
@@ -102,6 +103,7 @@ def reachable(
     """
     folders = [root / folder for folder in within]
     reached: set[Path] = set()
+    # A loop with a list, because imports may form circles inside a package.
     left_out = set(stop_at)
     waiting = list(files)
     while waiting:

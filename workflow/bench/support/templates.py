@@ -22,6 +22,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(ROOT / "workflow" / "report"),
         autoescape=True,
+        # A name that the template misspells is an error, not an empty place in the page.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

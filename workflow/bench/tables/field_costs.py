@@ -11,7 +11,7 @@ from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.field import NO_CLOCK
 from workflow.bench.analysis.step_times import mean_ms
 from workflow.bench.analysis.wording import number
-from workflow.bench.plan.field import FIELD
+from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.sources import from_rows
 from workflow.bench.results.tables import NoDataError, Results, is_true
 from workflow.bench.tables._files import write_table

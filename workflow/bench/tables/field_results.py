@@ -14,7 +14,7 @@ from workflow.bench.analysis.field import Contest, contests
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.target_sweep import SweptRatio
 from workflow.bench.analysis.wording import number
-from workflow.bench.plan.field import FIELD
+from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.sources import from_runs
 from workflow.bench.results.tables import Results
 from workflow.bench.tables._files import write_table

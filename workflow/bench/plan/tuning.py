@@ -1,11 +1,14 @@
-"""Tuning spaces, and the values that trials take from them."""
+"""Tuning: the space that trials take their values from, and how finished trials are ranked."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
+
+from workflow.bench.plan.targets import Target
 
 Space = Mapping[str, Mapping[str, Sequence[Any]]]
 """Hyperparameters' names, each with its values: the two ends of a ``log`` or ``linear`` range, ``choices``,
@@ -21,6 +24,7 @@ def trial_values(space: Space, trials: int, seed: int) -> list[dict[str, Any]]:
     They are quasi-random points of the space, with one dimension for each name in alphabetical order (`points`).
     ``log`` is even in the logarithm; ``choices`` divide their dimension into equal parts. A ``grid`` is tried in turn.
     """
+    # In alphabetical order: the order of a file's lines must not decide a trial's values.
     names = sorted(space)
     if grid := space[names[0]].get("grid"):
         return [{names[0]: value} for value in grid]
@@ -39,6 +43,7 @@ def points(dimensions: int, seed: int) -> Iterator[tuple[float, ...]]:
     fills the cube about as evenly as that many points can. ``shift`` is drawn from the seed, uniform in the cube (a
     Cranley-Patterson rotation): each point alone is uniform, and sequences of different seeds are independent.
     """
+    # Found by iteration: beyond one dimension the root has no simple closed form.
     phi = 2.0
     for _ in range(64):  # a contraction: each pass at least halves the error
         phi = (1 + phi) ** (1 / (dimensions + 1))
@@ -71,4 +76,37 @@ def _value_at(interval: Mapping[str, Sequence[Any]], share: float) -> Any:
         value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
     else:
         value = low + share * (high - low)
+    # Rounding must not leave the interval.
     return min(max(float(f"{value:.{_DIGITS}g}"), float(low)), float(high))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Ranks finished trials by steps to a target, if there is one, and by the last value of a metric."""
+
+    split: str
+    metric: str
+    highest: bool
+    """Whether the highest value is the best one."""
+    target: Target | None = None
+    """Trials that reach it rank before the others, those with fewer steps first."""
+
+    @classmethod
+    def parse(cls, given: str | Mapping[str, Any], target: Target | None) -> Ranking:
+        """Return the ranking that an experiment file's checked ``metric`` describes, in a block with this target.
+
+        Raises:
+            ValueError: it is the word ``target``, and the block has none.
+        """
+        if not isinstance(given, str):
+            return cls(given["split"], given["metric"], given.get("best") == "highest")
+        if target is None:
+            raise ValueError("needs a 'target' in this block")
+        return cls(target.split, target.metric, target.direction == "above", target)
+
+    def key(self, value: float, steps: float | None) -> tuple[bool, float]:
+        """Return what sorts a trial by its last value and its steps to the target (None: not reached), best first."""
+        # False sorts before True: whatever reaches the target comes before whatever does not.
+        if self.target is not None and steps is not None:
+            return False, steps
+        return True, -value if self.highest else value
