@@ -13,7 +13,6 @@ from importlib.metadata import distribution, requires
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 
 import mkor_core
@@ -122,10 +121,6 @@ def needed_files(name: str) -> set[Path]:
 
 def test_the_front_pages_show_the_same_lines():
     assert snippet("README.md") == snippet("docs/library.md")
-
-
-def test_the_version_is_cited():
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == mkor_core.__version__
 
 
 def test_the_page_names_the_files_that_need_more_than_torch():

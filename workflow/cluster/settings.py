@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from workflow.bench.plan import Plan
-from workflow.bench.plan.rank_shares import Place
+from workflow.bench.plan.rank_shares import Allocation
 from workflow.bench.plan.runs import Job, Run
 from workflow.bench.probes import _links
 from workflow.bench.support.config import (
@@ -148,10 +148,10 @@ class Cluster:
         """Return the resources that an experiment's training jobs request."""
         return self.trainings.get(experiment, self.trainings[_DEFAULT])
 
-    def place(self, experiment: str) -> Place:
+    def place(self, experiment: str) -> Allocation:
         """Return the ranks of an experiment's training jobs, and the cores of each."""
         need = self.training(experiment)
-        return Place(need.ranks, self.cores_per_node // need.ranks_per_node)
+        return Allocation(need.ranks, self.cores_per_node // need.ranks_per_node)
 
     def check_plan(self, plan: Plan) -> None:
         """Raise `ConfigError` if a run's batch cannot be divided equally among the ranks."""

@@ -6,14 +6,14 @@ import pytest
 
 from workflow.bench.plan import Plan, rank_shares
 from workflow.bench.plan.__main__ import main
-from workflow.bench.plan.rank_shares import Cost, Place
+from workflow.bench.plan.rank_shares import Allocation, ExampleSeconds
 from workflow.bench.results.rows import read_csv
 
 COSTS = {
-    ("draw", "bert_pretraining", 512): Cost(1e-6, 30e-6),
-    ("evaluate", "resnet50", 224): Cost(0.0, 3.5e-3),
+    ("draw", "bert_pretraining", 512): ExampleSeconds(1e-6, 30e-6),
+    ("evaluate", "resnet50", 224): ExampleSeconds(0.0, 3.5e-3),
 }
-PAPER = Place(ranks=64, cores=8)
+PAPER = Allocation(ranks=64, cores=8)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_savings_are_those_reckoned_by_hand(plan: Plan):
 def test_jobs_that_are_left_out_and_experiments_of_one_rank_save_nothing(plan: Plan):
     hylo = plan.job("bert_pretraining", "hylo")
     (drawn,) = rank_shares.savings(
-        plan, lambda name: PAPER if name == "bert_pretraining" else Place(1, 8), COSTS, without=[hylo]
+        plan, lambda name: PAPER if name == "bert_pretraining" else Allocation(1, 8), COSTS, without=[hylo]
     )
     assert drawn.times == 4 * 1563 + 4 * 1000 + 4 * 600
 

@@ -7,8 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import pytest
 
 from tests.support.experiments import block, load, make_folder, optimizer, options, rows, write
 from workflow.bench import aggregate, train
-from workflow.bench.plan import Plan
 from workflow.bench.support import source_code
 from workflow.bench.support.config import ROOT
 from workflow.bench.support.source_code import code_fingerprint, probe_fingerprint, reachable, run_files
@@ -40,8 +37,16 @@ def fingerprints(root: Path) -> dict[str, str]:
     }
 
 
-def copy_of_code(root: Path) -> Path:
-    """Copy the code that trains."""
+def edited(patch: pytest.MonkeyPatch, file: str) -> None:
+    """Let an operator of a file be another one."""
+    hashed, changed = source_code._syntax, ROOT / file
+    patch.setattr(source_code, "_syntax", lambda each: "changed" if each == changed else hashed(each))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the code that trains and measures."""
+    root = tmp_path / "copy"
     for folder in source_code._FOLDERS:
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (root / source_code._FITS).parent.mkdir()
@@ -49,97 +54,61 @@ def copy_of_code(root: Path) -> Path:
     return root
 
 
-def by_content(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """Return a function that calls another one once for each content of a file, and keeps its results by path."""
-    results: dict[bytes, Any] = {}
-
-    def result(file: Path) -> Any:
-        content = file.read_bytes()
-        if content not in results:
-            results[content] = function(file)
-        return results[content]
-
-    return cache(result)
-
-
-@pytest.fixture(scope="module")
-def _parsed_once() -> Iterator[None]:
-    """Copies differ in one file at most; the others are parsed once for all of them, which would take seconds each."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("_tree", "_syntax"):
-            patch.setattr(source_code, name, by_content(getattr(source_code, name).__wrapped__))
-        yield
-
-
-@pytest.fixture
-def copy(tmp_path: Path, _parsed_once: None) -> Callable[[], Path]:
-    """Makes copies of the code that trains, each in a folder of its own: hashes are kept by path."""
-    return lambda: copy_of_code(tmp_path / f"copy{len(list(tmp_path.iterdir()))}")
-
-
-def replaced(file: str, old: str, new: str) -> Callable[[Path], object]:
-    def edit(root: Path) -> None:
-        text = (root / file).read_text()
-        assert old in text
-        (root / file).write_text(text.replace(old, new, 1))
-
-    return edit
-
-
-def appended(file: str, text: str) -> Callable[[Path], object]:
-    return lambda root: (root / file).open("a").write(text)
-
-
-EDITS: dict[str, tuple[Callable[[Path], object], set[str]]] = {
-    "a comment in mkor_core": (appended("mkor_core/mkor.py", "\n# A comment.\n"), set()),
-    "a docstring in mkor_core": (replaced("mkor_core/maths/linalg.py", '    """', '    """Changed. '), set()),
-    "other formatting": (replaced("mkor_core/maths/linalg.py", "def ", "\n\n\ndef "), set()),
-    "a new file in baselines": (lambda root: (root / "baselines" / "rival.py").write_text("LR = 1.0\n"), set()),
-    "an operator in mkor_core": (appended("mkor_core/ranks/comm.py", "\nHALF = 1 / 2\n"), RUNS),
-    "an operator in training": (appended("workflow/bench/training/loop.py", "\nHALF = 1 / 2\n"), RUNS),
-    "an operator in a workload": (
-        appended("workflow/bench/workloads/autoencoder.py", "\nHALF = 1 / 2\n"),
-        {run for run in RUNS if run.startswith("autoencoder")},
-    ),
-    "an operator in a workload's data": (
-        appended("workflow/bench/data/corpus.py", "\nHALF = 1 / 2\n"),
-        {run for run in RUNS if run.startswith("bert_pretraining")},
-    ),
-    "an operator in a method": (
-        appended("baselines/kfac/kaisa.py", "\nHALF = 1 / 2\n"),
-        {run for run in RUNS if run.endswith("kaisa")},
-    ),
-    "an operator in a base": (
-        appended("baselines/first_order/lamb.py", "\nHALF = 1 / 2\n"),
-        {run for run in RUNS if run.endswith(("lamb", "eva"))},
-    ),
-    "an operator in a helper of two methods": (
-        appended("baselines/parts/groups.py", "\nHALF = 1 / 2\n"),
-        {run for run in RUNS if run.endswith(("lamb", "eva", "adamw"))},
-    ),
-    "an operator of a probe": (appended("workflow/bench/probes/memory.py", "\nHALF = 1 / 2\n"), set()),
+EDITS: dict[str, set[str]] = {
+    "mkor_core/ranks/comm.py": RUNS,
+    "workflow/bench/training/loop.py": RUNS,
+    "workflow/bench/workloads/autoencoder.py": {run for run in RUNS if run.startswith("autoencoder")},
+    "workflow/bench/data/corpus.py": {run for run in RUNS if run.startswith("bert_pretraining")},
+    "baselines/kfac/kaisa.py": {run for run in RUNS if run.endswith("kaisa")},
+    "baselines/first_order/lamb.py": {run for run in RUNS if run.endswith(("lamb", "eva"))},
+    "baselines/parts/groups.py": {run for run in RUNS if run.endswith(("lamb", "eva", "adamw"))},
+    "workflow/bench/probes/memory.py": set(),
+    "workflow/bench/analysis/fits.py": set(),
 }
 
 
-def test_fingerprints_are_the_same_wherever_the_repository_lies(tmp_path: Path):
-    assert fingerprints(copy_of_code(tmp_path / "copy")) == fingerprints(ROOT)
+@pytest.mark.parametrize("file", EDITS)
+def test_an_edit_changes_the_fingerprints_of_the_runs_that_it_can_change(file: str, monkeypatch: pytest.MonkeyPatch):
+    """And that of the probes, which may measure every method and workload."""
+    before, of_probes = fingerprints(ROOT), probe_fingerprint()
+    edited(monkeypatch, file)
+    after = fingerprints(ROOT)
+    assert {run for run in RUNS if after[run] != before[run]} == EDITS[file]
+    assert probe_fingerprint() != of_probes
 
 
-@pytest.mark.parametrize("name", EDITS)
-def test_an_edit_changes_the_fingerprints_of_the_runs_that_it_can_change(copy, name):
-    edit, expected = EDITS[name]
-    edited = copy()
-    edit(edited)
-    before, after = fingerprints(ROOT), fingerprints(edited)
-    assert {run for run in RUNS if after[run] != before[run]} == expected
+def test_comments_docstrings_and_formatting_are_no_code(tmp_path: Path):
+    text = (ROOT / "mkor_core" / "maths" / "linalg.py").read_text()
+    texts = {
+        "itself": text,
+        "comment": f"{text}\n# A comment.\n",
+        "docstring": text.replace('    """', '    """Changed. ', 1),
+        "formatting": text.replace("def ", "\n\n\ndef ", 1),
+        "operator": f"{text}\nHALF = 1 / 2\n",
+    }
+    found = {}
+    for name, content in texts.items():
+        (tmp_path / f"{name}.py").write_text(content)
+        found[name] = source_code._syntax(tmp_path / f"{name}.py")
+    assert [name for name in texts if found[name] != found["itself"]] == ["operator"]
 
 
-def test_a_run_depends_on_the_code_of_the_run_that_it_starts_from(copy):
-    edited = copy()
-    appended("baselines/kfac/kaisa.py", "\nHALF = 1 / 2\n")(edited)
+def test_fingerprints_are_the_same_wherever_the_repository_lies_and_those_of_the_code_that_was_loaded(copy: Path):
+    for file in ("mkor_core/mkor.py", "baselines/rival.py"):
+        assert fingerprints(copy) == fingerprints(ROOT)
+        assert probe_fingerprint(copy) == probe_fingerprint()
+        (copy / file).open("a").write("\nHALF = 1 / 2\n")  # a process goes on with the code that it loaded
+    source_code._snapshot.cache_clear()
+    assert fingerprints(copy) == fingerprints(ROOT)
+    assert probe_fingerprint(copy) != probe_fingerprint()
+
+
+def test_a_run_depends_on_the_code_of_the_run_that_it_starts_from(monkeypatch: pytest.MonkeyPatch):
     tuned, pretrained = spec("bert_span", "adamw", None), spec("bert_pretraining", "kaisa", "lamb")
-    assert code_fingerprint([tuned], edited) == code_fingerprint([tuned])
-    assert code_fingerprint([tuned, pretrained], edited) != code_fingerprint([tuned, pretrained])
+    before = code_fingerprint([tuned]), code_fingerprint([tuned, pretrained])
+    edited(monkeypatch, "baselines/kfac/kaisa.py")
+    assert code_fingerprint([tuned]) == before[0]
+    assert code_fingerprint([tuned, pretrained]) != before[1]
 
 
 def test_the_plan_names_the_runs_that_a_run_starts_from(tmp_path: Path):
@@ -151,21 +120,6 @@ def test_the_plan_names_the_runs_that_a_run_starts_from(tmp_path: Path):
     (first,), (second,) = plan.job("first", "sgd").runs, plan.job("second", "mkor").runs
     assert second.start_from == first.id
     assert second.lineage == (second.spec, first.spec)
-
-
-def test_probes_depend_on_every_method_and_workload(copy):
-    edited = copy()
-    assert probe_fingerprint(edited) == probe_fingerprint()
-    again = copy()
-    EDITS["a new file in baselines"][0](again)
-    assert probe_fingerprint(again) != probe_fingerprint()
-
-
-def test_probes_depend_on_the_laws_that_their_rows_are_computed_with(copy):
-    edited = copy()
-    replaced("workflow/bench/analysis/fits.py", "(period - 1)", "period")(edited)
-    assert probe_fingerprint(edited) != probe_fingerprint()
-    assert fingerprints(edited) == fingerprints(ROOT)
 
 
 TRAINED = ("autoencoder", "bert_pretraining", "bert_classification", "resnet20")
@@ -239,13 +193,6 @@ def test_imports_are_followed_within_the_given_folders(tmp_path: Path):
     ]
 
 
-def test_a_process_keeps_the_fingerprint_of_the_code_that_it_loaded(copy):
-    root = copy()
-    before = fingerprints(root)
-    appended("mkor_core/mkor.py", "\nHALF = 1 / 2\n")(root)
-    assert fingerprints(root) == before
-
-
 def test_changed_code_marks_the_runs_of_one_workload_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The mark is in the table of runs; `make status` and `make refresh` ask the same function."""
     folder = make_folder(tmp_path / "config")
@@ -254,14 +201,9 @@ def test_changed_code_marks_the_runs_of_one_workload_alone(tmp_path: Path, monke
     write(folder, "two", block(optimizer("sgd"), steps=2, evaluate_every=2, workload=resnet), tier="embedded")
     for name in ("one", "two"):
         assert train.main([name, "sgd", *options(folder)]) == 0
-    hashed = source_code._syntax
-    changed = ROOT / "workflow/bench/workloads/autoencoder.py"
-    monkeypatch.setattr(source_code, "_syntax", lambda file: "changed" if file == changed else hashed(file))
-    plan = load(folder)
-    assert _marks(plan, folder) == {"one": "false", "two": "true"}
-
-
-def _marks(plan: Plan, folder: Path) -> dict[str, str]:
+    edited(monkeypatch, "workflow/bench/workloads/autoencoder.py")
+    marks = {}
     for name in ("one", "two"):
         assert aggregate.main([name, *options(folder)]) == 0
-    return {name: rows(plan.results / f"{name}.runs.csv")[0]["code_current"] for name in ("one", "two")}
+        marks[name] = rows(load(folder).results / f"{name}.runs.csv")[0]["code_current"]
+    assert marks == {"one": "false", "two": "true"}

@@ -26,13 +26,14 @@ def _print_plan(options: argparse.Namespace) -> None:
     run_ids = {run_id for job in jobs for run_id in job.run_ids}
     print(f"tier {plan.tier.name}, {len(jobs)} jobs, {len(run_ids)} runs, results in {plan.results}")
     for job in jobs:
+        # Snakemake starts a job when those whose weights it needs are done.
         after = "".join(f", after {experiment}/{label}" for experiment, label in job.upstream)
         runs = "1 run" if len(job.runs) == 1 else f"{len(job.runs)} runs"
         print(f"{job.experiment}/{job.label}: {runs}{after}")
         if options.experiment:
             for run in job.runs:
                 print(f"  {run.id}  {run.describe()}")
-    for line in rank_shares.lines(plan, lambda _: rank_shares.Place(plan.tier.ranks, plan.tier.threads)):
+    for line in rank_shares.lines(plan, lambda _: rank_shares.Allocation(plan.tier.ranks, plan.tier.threads)):
         print(line)
     for note in plan.notes:
         print(f"note: {note}")

@@ -26,7 +26,7 @@ _MOST_READERS: Final = 16
 """The most processes that read images for a rank (`workflow.bench.data.images`)."""
 
 
-class Place(NamedTuple):
+class Allocation(NamedTuple):
     """Where an experiment's runs are trained."""
 
     ranks: int
@@ -34,7 +34,7 @@ class Place(NamedTuple):
     """Of each rank."""
 
 
-class Cost(NamedTuple):
+class ExampleSeconds(NamedTuple):
     """Seconds of one example on one core: those that every rank needs, and those that the ranks divide."""
 
     fixed: float
@@ -51,7 +51,7 @@ class Saving:
 
     experiment: str
     work: str
-    place: Place
+    place: Allocation
     alone: float
     """Seconds of the work if ranks do not share it."""
     shared: float
@@ -71,7 +71,7 @@ class Saving:
         return (self.alone - self.shared) * self.times / 3600
 
 
-Costs = dict[tuple[str, str, int], Cost]
+Costs = dict[tuple[str, str, int], ExampleSeconds]
 """Costs by work, workload and size: the tokens of a sequence, or the pixels of a side."""
 
 
@@ -92,18 +92,19 @@ def measured() -> tuple[Path | None, Costs]:
         # Two measurements, on one rank and of the part of one of many, determine the two parts of the cost.
         (one, alone), (many, part) = sorted(by_ranks.items())
         divided = (alone - part) / (1 / one - 1 / many)
-        costs[key] = Cost(alone - divided / one, divided)
+        costs[key] = ExampleSeconds(alone - divided / one, divided)
     return file, costs
 
 
 def savings(
-    plan: Plan, place_of: Callable[[str], Place], costs: Costs, without: Collection[Job] = ()
+    plan: Plan, place_of: Callable[[str], Allocation], costs: Costs, without: Collection[Job] = ()
 ) -> Iterator[Saving]:
     """Yield what each experiment's runs save, where the work was measured; a run that several share counts once.
 
     place_of: returns where an experiment is trained.
     without: jobs that do not count.
     """
+    # A run that two experiments share is trained in the first of them.
     counted: set[str] = set()
     for name, experiment in plan.experiments.items():
         place = place_of(name)
@@ -128,7 +129,7 @@ def savings(
             yield Saving(name, work, place, alone, shared, number, steps)
 
 
-def lines(plan: Plan, place_of: Callable[[str], Place], without: Collection[Job] = ()) -> Iterator[str]:
+def lines(plan: Plan, place_of: Callable[[str], Allocation], without: Collection[Job] = ()) -> Iterator[str]:
     """Yield a table of the `savings`, and where its numbers are from; nothing if there are none."""
     file, costs = measured()
     found = list(savings(plan, place_of, costs, without))

@@ -57,6 +57,7 @@ def run_command(
     arguments: the command line, by default that of the process.
     failures: exceptions that are printed to stderr without a traceback; the exit status is then 1.
     """
+    # Outside of the try: argparse prints its own line and exits with 2.
     options = parser.parse_args(arguments)
     try:
         # Python would print the line of code under each.
@@ -120,6 +121,7 @@ def _write_problem(file: Path) -> str | None:
         return "is not a regular file, and would be replaced by one"
     if len(os.fsencode(file.name)) > LONGEST_FILE_NAME:
         return f"the file's name must have at most {LONGEST_FILE_NAME} bytes"
+    # The folder itself may still be missing; writing will make it.
     folder = next(parent for parent in file.absolute().parents if parent.exists())
     if not folder.is_dir():
         return f"{folder} is not a folder"

@@ -169,6 +169,7 @@ def _constructed(node: yaml.Node) -> Any:
 def _mapping(node: yaml.MappingNode) -> dict[Any, Any]:
     """Return a mapping, in which ``<<: *anchor`` adds the entries of another one that it lacks itself."""
     merged: dict[Any, Any] = {}
+    # PyYAML would let the last of two equal keys win in silence.
     own: dict[Any, Any] = {}
     for key, value in node.value:
         mark = key.start_mark
@@ -357,6 +358,7 @@ def with_defaults(value: Mapping[str, Any], against: Mapping[str, Any]) -> dict[
     for name, constraint in against.get("properties", {}).items():
         if name in value or "default" in constraint:
             given = value.get(name, constraint.get("default"))
+            # So that a rate written as 1 and as 1.0 gives runs of one id.
             is_real = constraint.get("type") == "number" and isinstance(given, int)
             complete[name] = float(given) if is_real else given
     return complete

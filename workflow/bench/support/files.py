@@ -42,8 +42,10 @@ def write_atomically(path: Path, *parts: bytes | memoryview | str, previous: Pat
         with name_in_errors(path), os.fdopen(handle, "wb") as file:
             for part in parts:
                 file.write(part.encode() if isinstance(part, str) else part)
+            # On the disk before the rename: after a power cut the name must not lead to an empty file.
             file.flush()
             os.fsync(file.fileno())
+        # mkstemp makes files that nobody else may read, but others read results.
         Path(name).chmod(0o666 & ~_UMASK)
         if previous is not None and path.exists():
             os.replace(path, previous)

@@ -72,6 +72,7 @@ def path_rule(text: str) -> str | None:
     for character in text:
         if not character.isprintable():
             return f"must not contain {_shown(character)}, which cannot be printed"
+    # In bytes, as file systems count: a letter may take four.
     longest = max(len(os.fsencode(part)) for part in text.split("/"))
     if longest > _LONGEST_COMPONENT:
         return f"must have at most {_LONGEST_COMPONENT} bytes between two slashes, and has {longest}"

@@ -27,6 +27,7 @@ _SAVED_NAMES: Final = {"type": "object", "additionalProperties": {"type": "strin
 NO_GPU: Final = "no-gpu"
 """The hardware name in the plan of a GPU tier on a machine without a GPU."""
 
+# Those that compute or read data: a number may change with any of them.
 _PACKAGES: Final = (
     *("torch", "torchvision", "transformers", "tokenizers", "timm", "torchmetrics", "pytorch_optimizer", "singd"),
     *("scikit-learn", "scipy", "numpy", "pandas", "snakemake"),
@@ -86,6 +87,7 @@ def hardware_name(device: str) -> str:
 
 
 def _slug(name: str) -> str:
+    # "Intel(R) Xeon(R) CPU E5-2680 @ 2.40GHz 8 cores" becomes "intel-xeon-e5-2680-8-cores".
     without_trade_marks = re.sub(r"\((r|tm|c)\)|\bcpu\b|\bprocessor\b|@.*?ghz", " ", name.lower())
     # It names folders, and stands in commands.
     slug = re.sub(r"[^a-z0-9]+", "-", without_trade_marks).strip("-")
@@ -95,6 +97,7 @@ def _slug(name: str) -> str:
 @cache
 def cpu_name() -> str:
     """Return the CPU's model name."""
+    # `platform.processor` is empty on most Linux systems.
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
@@ -121,6 +124,7 @@ def gpu_names() -> tuple[str, ...]:
 @cache
 def _visible_gpus() -> tuple[_Gpu, ...]:
     """Return the GPUs, or the MIG slice, that a process with this environment may use, as CUDA numbers them."""
+    # From the right, since a name may contain a comma.
     rows = [line.rsplit(", ", 3) for line in _nvidia_smi("--query-gpu=name,uuid,driver_version,memory.total")]
     gpus = [_Gpu(*row) for row in rows if len(row) == 4]
     slices = _mig_slices(gpus)
@@ -163,6 +167,7 @@ def _nvidia_smi(query: str) -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     format_options = ["--format=csv,noheader"] if query.startswith("--query") else []
+    # Without a driver it ends with an error: then there are no GPUs to use.
     process = subprocess.run(["nvidia-smi", query, *format_options], capture_output=True, text=True, check=False)
     return process.stdout.rstrip().splitlines() if process.returncode == 0 else []
 
@@ -173,6 +178,7 @@ def git_state(root: Path = ROOT) -> tuple[str | None, bool | None]:
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None, None
+    # Results and configurations of one's own are untracked, and change no code.
     changes = _git(root, "status", "--porcelain", "--untracked-files=no")
     return commit, changes != ""
 

@@ -78,6 +78,7 @@ def refuse_links(folder: Path, *, but: Collection[str] = ()) -> None:
     for place, folders, files in os.walk(folder):
         if Path(place) == folder:
             folders[:] = [name for name in folders if name not in but]
+        # os.walk goes on in this order, so that the first link is the same on every file system.
         folders.sort()
         for name in sorted((*folders, *files)):
             _refuse_link(Path(place, name))
@@ -107,6 +108,7 @@ def read_bytes(path: Path, *, within: Path | None = None, most: int = MOST_BYTES
         DamagedFileError: it is larger.
     """
     with open_regular(path, within=within) as file:
+        # Refused by its size, before it fills the memory.
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise DamagedFileError(f"{path}: damaged: it has {size} bytes, more than any such file")

@@ -87,6 +87,7 @@ def _snapshot(root: Path) -> tuple[Path, ...]:
 
     Later edits must not enter a process's fingerprints, because it keeps running the code that it loaded.
     """
+    # Sorted: the order of a folder's files differs between file systems.
     files = tuple(sorted([*(file for folder in _FOLDERS for file in (root / folder).rglob("*.py")), root / _FITS]))
     for file in files:
         _syntax(file)
@@ -189,6 +190,7 @@ def read_literals(file: Path, names: Collection[str]) -> dict[str, Any]:
         ValueError: the value of such a name is neither.
     """
     body = ast.parse(file.read_text(encoding="utf-8")).body
+    # Only of the top level: what a function imports has no part in a constant.
     imported = [node for node in body if isinstance(node, ast.ImportFrom) and node.module]
     origins = {alias.asname or alias.name: (node.module, alias.name) for node in imported for alias in node.names}
     values: dict[str, Any] = {}

@@ -28,6 +28,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    # Templates mark what may break; the texts themselves stay plain for captions and terminals.
     environment.filters["breakable"] = breakable
     environment.filters["numbered"] = numbered
     return environment
