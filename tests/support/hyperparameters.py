@@ -47,72 +47,41 @@ LEARNING_RATES = {
     "b_kfac": 0.3,
 }
 OTHER_VALUES: dict[str, Any] = {
-    "update_rule": "released",
-    "factor_decay": 0.5,
-    "inverse_update_period": 3,
-    "factor_update_period": 3,
-    "update_period": 3,
-    "stabilizer_threshold": 0.5,
     "stabilizer_blend": 0.3,
     "factor_dtype": "bfloat16",
-    "window": 3,
     "rank": 2,
-    "sides": "input",
     "gradient_norm": 3.0,
     "gradient_scale": 64.0,
     "damping": 0.7,
     "kl_clip": 1e-7,
-    "compute_method": "inverse",
-    "variant": "KID",
-    "sample_fraction": 0.5,
     "knee_beta": 1e6,
-    "warmup_steps": 3,
     "lr": 0.003,
-    "momentum": 0.5,
     "weight_decay": 0.2,
-    "beta1": 0.5,
-    "beta2": 0.5,
     "eps": 1e-2,
     "max_grad_norm": 1e-3,
     "block_size": 16,
     "graft": "adagrad",
     "max_dimension": 4,
     "newton_schulz_steps": 2,
-    "adamw_lr": 0.5,
     "factor_lr": 0.3,
     "factor_momentum": 0.1,
     "structure": "diagonal",
-    "kfac_approx": "reduce",
-    "loss_average": "batch+sequence",
-    "operator": "block",
-    "averaging": "convex",
-    "normalize": "after",
     "rms_clip": 1e-3,
     "subproblem": "Q",
-    "tolerance": 0.5,
     "iterations": 2,
     "inverse_temperature": 100.0,
     "duration": 3.0,
     "bits": 4,
     "trajectory_steps": 20,
-    "first_eigenvalues": "rms",
-    "inverse_root": "square",
-    "correction": "rescale",
-    "tail_decay": "released",
     "power": 0.75,
-    "sketch": "sre",
     "power_steps": 1,
-    "max_rows": 3,
     "overwrite_period": 2,
     "update_clip": 0.1,
     "update_probability": 0.3,
     "row_decay": 0.3,
-    "polar": "exact",
-    "length": "match_rms",
-    "bias": "joint",
     "first_inverse_update": 5,
-    "scale": "gradient",
 }
+"""Values other than the default, where it is not the last choice, 3 or 0.5 (`Hyperparameter.other_value`)."""
 ONLY_ON_SEVERAL_RANKS = {"grad_worker_fraction", "rows"}
 NEEDS: dict[str, dict[str, Any]] = {
     "decoupled_decay": {"weight_decay": 0.2},
@@ -148,7 +117,13 @@ class Hyperparameter(NamedTuple):
         return get_args(self.annotation)[0] if get_origin(self.annotation) is Annotated else self.annotation
 
     def other_value(self, key: str) -> Any:
-        return not self.default if self.hint is bool else OTHER_VALUES[key]
+        """Return a value other than the default."""
+        domain = Domain.of(self.annotation)
+        if key in OTHER_VALUES:
+            return OTHER_VALUES[key]
+        if self.hint is bool or isinstance(domain.limit, OneOf):
+            return self.states(key)[-1]
+        return 3 if int in domain.types else 0.5
 
     def states(self, key: str) -> list[Any]:
         """Return the values other than the default that may change which state an optimizer has, or when it changes.
@@ -161,7 +136,7 @@ class Hyperparameter(NamedTuple):
         if isinstance(domain.limit, OneOf):
             return [value for value in domain.limit.values if str(value) != str(self.default).removeprefix("torch.")]
         is_off = self.default is None or self.default == 0
-        other = [OTHER_VALUES[key]] if is_off or int in domain.types else []
+        other = [self.other_value(key)] if is_off or int in domain.types else []
         return [*other, *(end for end in (None, 0.0) if not is_off and domain.refusal(end) is None)]
 
 
