@@ -106,7 +106,7 @@ TRIAL_COLUMNS: Final[Columns] = {
 for a trial that did not finish. ``steps_to_target`` is given where the target ranks the trials, if it was reached."""
 
 PROBE_PROVENANCE: Final[Columns] = {"code_fingerprint": str, "git_commit": str}
-"""The last columns of every ``probes/<name>.csv``, which `probes._rows` adds to those of the probe's ``Row``."""
+"""The last columns of every ``probes/<name>.csv``, which `probes._command` adds to those of the probe's ``Row``."""
 
 DIRECTION: Final = ("preconditioner", "cosine")
 """The split and the metric of the median cosine, over layers, of a preconditioner's update and the gradient; the column
