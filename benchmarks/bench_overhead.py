@@ -28,7 +28,7 @@ from workflow.bench.data.batches import Batch
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.training import one_run
-from workflow.bench.training.build import Setting
+from workflow.bench.training.build import RunSetting
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder
 from workflow.bench.workloads.base import Workload
@@ -93,7 +93,7 @@ def overhead(run: Run, workload: Workload, scratch: Path) -> Estimate:
     """
     interleaved = Interleaved(workload, BareLoop(run, workload))
     with (scratch / "log").open("w") as log:
-        setting = Setting(torch.device("cpu"), 1.0, Progress(1, log), lambda: False)
+        setting = RunSetting(torch.device("cpu"), 1.0, Progress(1, log), lambda: False)
         folder = RunFolder.of(scratch, run.id)
         status = one_run.train(run, cast("Workload", interleaved), folder, setting)
     if status != "finished":

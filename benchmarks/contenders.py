@@ -20,7 +20,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from typing_extensions import override
 
 from benchmarks.methods import RATE, BenchmarkMethod, build_or_reason
-from benchmarks.models import Block
+from benchmarks.models import EncoderBlock
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.discovery import find_layers
 from workflow.bench.probes import _timing
@@ -122,7 +122,9 @@ class OptimizerContender:
         return ms
 
 
-def of_method(method: BenchmarkMethod, block: Block, width: int, device: torch.device) -> OptimizerContender | str:
+def of_method(
+    method: BenchmarkMethod, block: EncoderBlock, width: int, device: torch.device
+) -> OptimizerContender | str:
     """Return a method's contender, which updates in every second step; or the reason why there is none."""
     model, inputs = _made(block, width, device)
     built = build_or_reason(method, model, 2)
@@ -131,7 +133,9 @@ def of_method(method: BenchmarkMethod, block: Block, width: int, device: torch.d
     return OptimizerContender(model, inputs, *built, alternates=method.period_field is not None)
 
 
-def of_torch(block: Block, width: int, device: torch.device, make: Callable[..., Optimizer]) -> OptimizerContender:
+def of_torch(
+    block: EncoderBlock, width: int, device: torch.device, make: Callable[..., Optimizer]
+) -> OptimizerContender:
     """Return one of PyTorch's own optimizers; make: called with the parameters."""
     model, inputs = _made(block, width, device)
     return OptimizerContender(model, inputs, make(model.parameters()))
@@ -141,12 +145,12 @@ FOREACH_SGD: Final = partial(SGD, lr=RATE, momentum=0.9, foreach=True)
 FUSED_ADAMW: Final = partial(AdamW, lr=RATE, fused=True)
 
 
-def _made(block: Block, width: int, device: torch.device) -> tuple[nn.Module, Tensor]:
+def _made(block: EncoderBlock, width: int, device: torch.device) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     return block.make(width).to(device).train(), block.few(width).to(device)
 
 
-def forward_backward(block: Block, width: int, device: torch.device) -> Callable[[], Times]:
+def forward_backward(block: EncoderBlock, width: int, device: torch.device) -> Callable[[], Times]:
     """Return a turn of a forward and a backward pass on a true batch."""
     torch.manual_seed(0)
     model = block.make(width).to(device).train()
@@ -160,7 +164,7 @@ def forward_backward(block: Block, width: int, device: torch.device) -> Callable
     return partial(_alike, work, device)
 
 
-def two_products(block: Block, width: int, device: torch.device) -> Callable[[], Times]:
+def two_products(block: EncoderBlock, width: int, device: torch.device) -> Callable[[], Times]:
     """Return a turn of dense preconditioning's two matrix products alone, ``J_L D J_R``, for every layer's weight."""
     with torch.device("meta"):
         layers = find_layers(block.make(width), ()).values()

@@ -27,9 +27,9 @@ from workflow.bench.probes._costs import (
     BERT_LARGE,
     ENCODER_LAYER,
     FLOAT,
-    Cost,
-    Layer,
-    Machine,
+    CostedLayer,
+    LayerCost,
+    MachineModel,
     adamw,
     both_updates,
     capture_means,
@@ -48,10 +48,10 @@ from workflow.bench.support.config import ConfigError
 
 TOKENS: Final = 4096
 
-H100: Final = Machine("H100 (3 TB/s, TF32 at 400 TFLOP/s)", 3.0e12, 4.0e14)
+H100: Final = MachineModel("H100 (3 TB/s, TF32 at 400 TFLOP/s)", 3.0e12, 4.0e14)
 """Round numbers below the data sheet's, to reckon with where no GPU is at hand."""
 
-Piece = Callable[[Layer], Sequence[Cost]]
+Piece = Callable[[CostedLayer], Sequence[LayerCost]]
 """A layer's costs, of works that follow one another."""
 
 PIECES: Final[Mapping[str, Piece]] = {
@@ -70,12 +70,12 @@ PIECES: Final[Mapping[str, Piece]] = {
 }
 
 
-def costs_of(piece: Piece, layers: Iterable[Layer]) -> list[Cost]:
+def costs_of(piece: Piece, layers: Iterable[CostedLayer]) -> list[LayerCost]:
     """Return the costs of a piece in some layers."""
     return [cost for layer in layers for cost in piece(layer)]
 
 
-def floors_table(machines: Sequence[Machine]) -> Iterator[str]:
+def floors_table(machines: Sequence[MachineModel]) -> Iterator[str]:
     """Yield a Markdown table of the pieces' costs in BERT-Large and their floors."""
     yield "| piece, all 146 layers | GFLOP | GB |" + "".join(f" ms, {machine.name} |" for machine in machines)
     yield "|---|---|---|" + "---|" * len(machines)
@@ -89,7 +89,7 @@ def floors_table(machines: Sequence[Machine]) -> Iterator[str]:
 PERIOD: Final = 10
 
 
-def step_costs(layers: Sequence[Layer]) -> dict[str, tuple[str, list[Cost]]]:
+def step_costs(layers: Sequence[CostedLayer]) -> dict[str, tuple[str, list[LayerCost]]]:
     """Return names and costs of whole steps by the labels of `benchmarks.steps`, amortized over `PERIOD`."""
     base = costs_of(PIECES["SGD with momentum"], layers)
     costs = {
@@ -107,7 +107,7 @@ def step_costs(layers: Sequence[Layer]) -> dict[str, tuple[str, list[Cost]]]:
     return costs
 
 
-def reached_table(steps: pd.DataFrame, machine: Machine) -> Iterator[str]:
+def reached_table(steps: pd.DataFrame, machine: MachineModel) -> Iterator[str]:
     """Yield a Markdown table of the steps in ``steps.csv`` beside their floors; both include the base's step."""
     yield f"| step, amortized over 10 | floor, ms, {machine.name} | reached, ms | ratio |"
     yield "|---|---|---|---|"
@@ -128,7 +128,7 @@ def _beside(name: str, floor: float, reached: float) -> str:
     return f"| {name} | {floor:.2f} | {reached:.2f} | {reached / floor:.1f} |"
 
 
-def this_machine(device: torch.device, numbers: int = 2**26, width: int | None = None) -> Machine:
+def this_machine(device: torch.device, numbers: int = 2**26, width: int | None = None) -> MachineModel:
     """Measure the bandwidth of a copy and the rate of float32 (on a GPU TF32) products; the best of five each."""
     source = torch.ones(numbers, device=device)
     target = torch.empty_like(source)
@@ -141,7 +141,7 @@ def this_machine(device: torch.device, numbers: int = 2**26, width: int | None =
     torch.set_float32_matmul_precision(before)
     bandwidth = 2 * FLOAT * numbers / (min(copies) / 1000)
     rate = 2 * side**3 / (min(products) / 1000)
-    return Machine(f"here ({bandwidth / 1e9:.0f} GB/s, {rate / 1e9:.0f} GFLOP/s)", bandwidth, rate)
+    return MachineModel(f"here ({bandwidth / 1e9:.0f} GB/s, {rate / 1e9:.0f} GFLOP/s)", bandwidth, rate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from benchmarks.contenders import OptimizerContender, of_method
 from benchmarks.methods import BenchmarkMethod, build_or_reason, methods
-from benchmarks.models import Block
+from benchmarks.models import EncoderBlock
 from benchmarks.whole_steps import PERIOD, contenders
 from workflow.bench.probes import _timing
 from workflow.bench.probes._models import ProbeModel
@@ -37,7 +37,7 @@ _WAIT: Final = "synchronizing CUDA operation"
 """A part of the message of `torch.cuda.set_sync_debug_mode`."""
 
 
-class Trial(NamedTuple):
+class MethodTrial(NamedTuple):
     """One method on one block."""
 
     block: str
@@ -57,13 +57,13 @@ class Trial(NamedTuple):
     torch: str
 
 
-def trial(method: BenchmarkMethod, block: Block, device: torch.device, hardware: str) -> Trial:
+def trial(method: BenchmarkMethod, block: EncoderBlock, device: torch.device, hardware: str) -> MethodTrial:
     """Return what a method does on a block at its narrowest width."""
     width = block.widths[0]
     about, where = (block.name, method.label), (device.type, hardware, str(torch.__version__))
     contender = of_method(method, block, width, device)
     if isinstance(contender, str):
-        return Trial(*about, "missing", None, None, contender, *where)
+        return MethodTrial(*about, "missing", None, None, contender, *where)
     has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in contender.model.modules())
     difference = None
     if method.is_second_order and not has_batch_norm:
@@ -73,10 +73,10 @@ def trial(method: BenchmarkMethod, block: Block, device: torch.device, hardware:
     finite = all(bool(weight.isfinite().all()) for weight in contender.model.parameters())
     status = "not finite" if not finite else "waits" if waits else "ok"
     number = None if waits is None else len(waits)
-    return Trial(*about, status, number, difference, waits[0] if waits else None, *where)
+    return MethodTrial(*about, status, number, difference, waits[0] if waits else None, *where)
 
 
-def waits_in_steps(method: BenchmarkMethod, block: Block, width: int, device: torch.device) -> list[str]:
+def waits_in_steps(method: BenchmarkMethod, block: EncoderBlock, width: int, device: torch.device) -> list[str]:
     """Return where the host waits for the GPU in whole training steps: source lines, one for each wait.
 
     The first steps, which set up the state, may wait.
@@ -114,7 +114,7 @@ def _sync_debug(mode: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def update_difference(method: BenchmarkMethod, block: Block, width: int, device: torch.device) -> float:
+def update_difference(method: BenchmarkMethod, block: EncoderBlock, width: int, device: torch.device) -> float:
     """Return 1 - cos of the updates after an update and a plain step, here and in float64 on the CPU."""
     torch.manual_seed(0)
     reference, inputs = block.make(width).double().train(), block.few(width).double()

@@ -60,7 +60,7 @@ OPTIMIZERS: Final = {"": torch.optim.SGD, "adamw": FusedAdamW, "sgd": FusedSGD}
 """The optimizer, by what is added to the label."""
 
 
-class Step(NamedTuple):
+class KernelStep(NamedTuple):
     """What preconditioning adds to a step."""
 
     path: str
@@ -122,20 +122,20 @@ def bytes_of(launch: Launch) -> int:
     return total
 
 
-def counted(labels: Sequence[str] = tuple(METHODS)) -> Iterator[Step]:
+def counted(labels: Sequence[str] = tuple(METHODS)) -> Iterator[KernelStep]:
     """Yield what steps without an update cost, in kernels and in PyTorch's own operators."""
     for label in labels:
         method = METHODS[label]
         found = launches(method)
-        yield Step(f"{label} triton", len(found), sum(map(bytes_of, found)) / 1e9)
+        yield KernelStep(f"{label} triton", len(found), sum(map(bytes_of, found)) / 1e9)
         eager = eager_step(method)
-        yield Step(f"{label} eager", eager[0], eager[1] / 1e9)
+        yield KernelStep(f"{label} eager", eager[0], eager[1] / 1e9)
         found = launches(method, FusedAdamW)
         of_adamw = sum(
             7 * 4 * m * (n + bias) for one in found if one.kernel == "step" for m, n, bias in one.group.shapes
         )
         added = sum(map(bytes_of, found)) - of_adamw
-        yield Step(f"{label} in AdamW, beyond AdamW's own", len(found), added / 1e9)
+        yield KernelStep(f"{label} in AdamW, beyond AdamW's own", len(found), added / 1e9)
 
 
 def eager_step(method: Method) -> tuple[int, int]:

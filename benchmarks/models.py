@@ -109,7 +109,7 @@ Inputs = Callable[[int], Tensor]
 
 
 @dataclass(frozen=True)
-class Block:
+class EncoderBlock:
     """Some layers, at a width that can be chosen."""
 
     name: str
@@ -126,7 +126,7 @@ class Block:
 
 
 BLOCKS: Final = (
-    Block(
+    EncoderBlock(
         "bert",
         "BERT-Large block",
         (256, 512, 1024),
@@ -134,7 +134,7 @@ BLOCKS: Final = (
         lambda width: torch.randn(4, 8, width),
         lambda width: torch.randn(4, 128, width),
     ),
-    Block(
+    EncoderBlock(
         "alexnet",
         "AlexNet head",
         (1024, 2048, 4096),
@@ -143,7 +143,7 @@ BLOCKS: Final = (
         lambda width: torch.randn(128, width // 16),
         weight=1.4,
     ),
-    Block(
+    EncoderBlock(
         "resnet",
         "ResNet-50 layers",
         (32, 64),  # narrower ones would time the host's work for each layer
@@ -154,7 +154,7 @@ BLOCKS: Final = (
 )
 
 
-def narrowed(block: Block, factor: int) -> Block:
+def narrowed(block: EncoderBlock, factor: int) -> EncoderBlock:
     """Return a block at two widths, ``factor`` and twice ``factor`` times narrower than its narrowest, for a trial."""
     least = block.widths[0]
     return replace(block, widths=(least // (2 * factor), least // factor))

@@ -46,7 +46,7 @@ from workflow.bench.support import provenance
 from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.files import write_json
-from workflow.bench.training.launcher import Place
+from workflow.bench.training.launcher import LaunchedRank
 from workflow.bench.training.ranks import Ranks
 from workflow.bench.workloads.base import Workload
 
@@ -148,7 +148,7 @@ def write_images(data: Path) -> int:
 
 def team(rank: int, size: int) -> Ranks:
     """Return a rank's view of ``size`` ranks, which exchange what they have only if they are the two that run."""
-    return Ranks(Place(rank=rank, size=size), HashStore() if size == RANKS else None)
+    return Ranks(LaunchedRank(rank=rank, size=size), HashStore() if size == RANKS else None)
 
 
 def drawing(workload: Workload, rank: int) -> dict[str, Callable[[], object]]:

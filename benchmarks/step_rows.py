@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Measured:
+class MeasuredStep:
     """What was measured of a block at a width."""
 
     block: str
@@ -79,7 +79,7 @@ class Measured:
     """Optimizers without times, and the reasons."""
 
 
-def rows(measured: Sequence[Measured], device: torch.device, hardware: str) -> Iterator[Row]:
+def rows(measured: Sequence[MeasuredStep], device: torch.device, hardware: str) -> Iterator[Row]:
     """Yield the rows of all measurements."""
     for one in measured:
         for label in (*one.times, *one.left_out):
@@ -88,7 +88,7 @@ def rows(measured: Sequence[Measured], device: torch.device, hardware: str) -> I
 
 
 def _row(
-    measured: Sequence[Measured], one: Measured, label: str, period: int, device: torch.device, hardware: str
+    measured: Sequence[MeasuredStep], one: MeasuredStep, label: str, period: int, device: torch.device, hardware: str
 ) -> Row:
     times = one.times.get(label, [])
     ms = [each.amortized(period) for each in times]
@@ -134,7 +134,7 @@ def quiet_line(where: str, ratio: float, low: float, high: float) -> str:
     return f"The machine was not quiet: the ratio of {where} to itself is {interval}."
 
 
-def _slope(measured: Sequence[Measured], one: Measured, label: str, period: int) -> float:
+def _slope(measured: Sequence[MeasuredStep], one: MeasuredStep, label: str, period: int) -> float:
     """Return the slope over all widths of a block in the row of the largest one that has times; NaN in the others."""
     of_block = [each for each in measured if each.block == one.block and each.times.get(label)]
     if len(of_block) < 2 or one.width != max(each.width for each in of_block):

@@ -41,7 +41,7 @@ import torch
 from benchmarks import contenders, whole_steps
 from benchmarks.contenders import OptimizerContender, Times
 from benchmarks.methods import FAILED, BenchmarkMethod, attempted, methods
-from benchmarks.models import BLOCKS, Block, narrowed
+from benchmarks.models import BLOCKS, EncoderBlock, narrowed
 from benchmarks.step_rows import (
     ADAMW,
     CONTROL,
@@ -51,7 +51,7 @@ from benchmarks.step_rows import (
     FORWARD_BACKWARD,
     PRODUCTS,
     SGD,
-    Measured,
+    MeasuredStep,
     Rounds,
     rows,
     summary,
@@ -81,13 +81,13 @@ FACTOR_WIDTHS: Final = (1024, 4096)
 
 
 def measure_block(
-    block: Block, chosen: Sequence[BenchmarkMethod], device: torch.device, seconds: float
-) -> Iterator[Measured]:
+    block: EncoderBlock, chosen: Sequence[BenchmarkMethod], device: torch.device, seconds: float
+) -> Iterator[MeasuredStep]:
     """Yield the measurements of a block at every width, which together take about ``seconds``.
 
     The largest width has most of the time. A method that would be too slow at a width is left out there.
     """
-    smaller: Measured | None = None
+    smaller: MeasuredStep | None = None
     for width in block.widths:
         share = 0.7 if width == block.widths[-1] else 0.3 / (len(block.widths) - 1)
         measured = measure_width(block, width, chosen, device, share * seconds, smaller)
@@ -97,13 +97,13 @@ def measure_block(
 
 
 def measure_width(
-    block: Block,
+    block: EncoderBlock,
     width: int,
     chosen: Sequence[BenchmarkMethod],
     device: torch.device,
     seconds: float,
-    smaller: Measured | None,
-) -> Measured:
+    smaller: MeasuredStep | None,
+) -> MeasuredStep:
     """Return the measurements of a block at one width; smaller: those at the next smaller one."""
     start = _timing.now(device)
     optimizers: dict[str, OptimizerContender] = {
@@ -133,7 +133,7 @@ def measure_width(
     if "mkor" in optimizers:
         turns[PRODUCTS] = contenders.two_products(block, width, device)
     times = in_rounds(turns, seconds - (_timing.now(device) - start), device)
-    return Measured(
+    return MeasuredStep(
         block.name,
         width,
         times,
@@ -160,7 +160,7 @@ def _warm_up(label: str, optimizer: OptimizerContender, seconds: float, left: fl
     return f"left out: an update and a plain step took {cycle:.1f} s together"
 
 
-def unaffordable(chosen: Sequence[str], width: int, seconds: float, smaller: Measured) -> dict[str, str]:
+def unaffordable(chosen: Sequence[str], width: int, seconds: float, smaller: MeasuredStep) -> dict[str, str]:
     """Return the optimizers to leave out at a width, and why.
 
     Each is expected to grow from the next smaller width by a power of the width, `GROWTH`. The cheapest ones are kept
@@ -216,8 +216,8 @@ def in_rounds(turns: Mapping[str, Callable[[], Times]], seconds: float, device: 
 
 
 def measure(
-    blocks: Sequence[Block], chosen: Sequence[BenchmarkMethod], device: torch.device, minutes: float
-) -> Iterator[Measured]:
+    blocks: Sequence[EncoderBlock], chosen: Sequence[BenchmarkMethod], device: torch.device, minutes: float
+) -> Iterator[MeasuredStep]:
     """Yield the measurements of all blocks and of a factor's update, with a line of progress for each.
 
     The update of a dense factor is timed beside the least that it must do.
@@ -245,7 +245,7 @@ def measure(
         turns = {FACTOR: contenders.factor_update(d, device), FLOOR: contenders.vector_and_outer_product(d, device)}
         times = in_rounds(turns, 0.07 * 60 * minutes / len(widths), device)
         _progress(start, f"update of one factor, width {d}")
-        yield Measured(FACTOR_BLOCK, d, times)
+        yield MeasuredStep(FACTOR_BLOCK, d, times)
 
 
 def _progress(start: float, line: str) -> None:

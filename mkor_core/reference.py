@@ -106,7 +106,7 @@ def rows(module: nn.Linear | nn.Conv2d, x: Tensor, dy: Tensor) -> tuple[Tensor, 
     return patches.mT, dy.flatten(2).mT
 
 
-class Layer:
+class ReferenceLayer:
     """A Linear or Conv2d with its J_L and J_R, and the rows of the step under way."""
 
     def __init__(self, module: nn.Linear | nn.Conv2d) -> None:
@@ -160,11 +160,11 @@ class ReferenceMKOR:
         if method.rank > 1 or method.gradient_norm is not None or method.gradient_scale != 1:
             raise ValueError(f"{method}: the reference has no rank above 1, no gradient_norm and no gradient_scale.")
         self.method, self.steps = method, 0
-        self.layers: list[Layer] = []
+        self.layers: list[ReferenceLayer] = []
         for module in model.modules():
             is_whole = getattr(module, "groups", 1) == 1  # other convolutions have a D for each group
             if isinstance(module, nn.Linear | nn.Conv2d) and is_whole and module.weight.requires_grad:
-                self.layers.append(Layer(module))
+                self.layers.append(ReferenceLayer(module))
                 module.register_forward_hook(self.layers[-1].on_forward)
 
     @torch.no_grad()
@@ -183,7 +183,7 @@ class ReferenceMKOR:
                     grad.copy_(columns.reshape(grad.shape))
         self.steps += 1
 
-    def update(self, layer: Layer) -> None:
+    def update(self, layer: ReferenceLayer) -> None:
         """Update J_R with a and J_L with g."""
         m = self.method
         a, g = layer.mean_rows(CLAMP if m.update_rule == "released" else math.inf)

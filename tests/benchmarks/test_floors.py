@@ -15,12 +15,12 @@ from benchmarks.counting import bert_large
 from benchmarks.page import fill
 from tests.support.formulas import value
 from workflow.bench.probes import _costs as costs
-from workflow.bench.probes._costs import BERT_LARGE, Cost, Layer, Machine
+from workflow.bench.probes._costs import BERT_LARGE, CostedLayer, LayerCost, MachineModel
 from workflow.bench.probes._counting import META, Counting
 from workflow.bench.support.config import ROOT, ConfigError
 
 M, N, W, ROWS = 48, 32, 4, 64
-LAYER = Layer(M, N)
+LAYER = CostedLayer(M, N)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -146,9 +146,9 @@ def test_layers_are_those_of_bert_large():
 
 
 def test_a_floor_is_the_larger_of_both_times():
-    machine = Machine("test", bandwidth=1e9, rate=1e12)
-    assert Cost(operations=1e12, bytes=1e6).milliseconds(machine) == pytest.approx(1000.0)
-    assert Cost(operations=1e6, bytes=1e9).milliseconds(machine) == pytest.approx(1000.0)
+    machine = MachineModel("test", bandwidth=1e9, rate=1e12)
+    assert LayerCost(operations=1e12, bytes=1e6).milliseconds(machine) == pytest.approx(1000.0)
+    assert LayerCost(operations=1e6, bytes=1e9).milliseconds(machine) == pytest.approx(1000.0)
 
 
 def test_steps_are_set_beside_their_floors():
@@ -158,7 +158,7 @@ def test_steps_are_set_beside_their_floors():
         {"block": "bert", "width": 1024, "period": 10, "optimizer": "eva", "ms": math.nan},
         {"block": "factor", "width": 1024, "period": 1, "optimizer": "mkor_factor_update", "ms": 1.0},
     ]
-    machine = Machine("test", bandwidth=1e10, rate=1e12)
+    machine = MachineModel("test", bandwidth=1e10, rate=1e12)
     lines = list(floors.reached_table(pd.DataFrame(rows), machine))
     assert lines[2].startswith("| Eva |")
     assert "not timed" in lines[2]

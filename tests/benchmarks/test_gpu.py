@@ -115,7 +115,7 @@ def stand_ins(monkeypatch):
     """The chunks with rows of their own, of which one fails, one takes too long and one lacks its module."""
 
     def measured(given: Session):
-        yield gpu_parts.Trial("bert", "mkor", "ok", None, None, None, "cpu", "test-cpu", "2.13")
+        yield gpu_parts.MethodTrial("bert", "mkor", "ok", None, None, None, "cpu", "test-cpu", "2.13")
 
     def too_long(given: Session):
         yield from measured(given)

@@ -15,8 +15,8 @@ from baselines import available
 from benchmarks import contenders, steps, whole_steps
 from benchmarks.contenders import OptimizerContender, Times
 from benchmarks.methods import ON_REQUEST, VARIANTS, labels, methods
-from benchmarks.models import BLOCKS, Block, alexnet_head, narrowed, resnet50
-from benchmarks.step_rows import ADAMW, CONTROL, FORWARD_BACKWARD, PERIODS, SGD, Measured, rows, summary
+from benchmarks.models import BLOCKS, EncoderBlock, alexnet_head, narrowed, resnet50
+from benchmarks.step_rows import ADAMW, CONTROL, FORWARD_BACKWARD, PERIODS, SGD, MeasuredStep, rows, summary
 from tests.support import events
 from workflow.bench.plan import Plan
 from workflow.bench.probes._models import resnet50 as torchvision_resnet50
@@ -49,7 +49,7 @@ def test_blocks_have_the_published_layers():
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
-def test_a_block_takes_its_batches(block: Block):
+def test_a_block_takes_its_batches(block: EncoderBlock):
     narrow = narrowed(block, 4)
     model = narrow.make(narrow.widths[0])
     assert model(narrow.few(narrow.widths[0])).isfinite().all()
@@ -103,7 +103,7 @@ def test_a_period_has_one_update():
     assert Times(10.0, 1.0).amortized(1) == 10.0
 
 
-def measured(width: int, factor: float = 1.0) -> Measured:
+def measured(width: int, factor: float = 1.0) -> MeasuredStep:
     rounds = [1.0, 2.0, 4.0]
     times = {
         SGD: [Times(t, t) for t in rounds],
@@ -111,7 +111,7 @@ def measured(width: int, factor: float = 1.0) -> Measured:
         "mkor": [Times(20 * factor * t, 2 * factor * t) for t in rounds],
         FORWARD_BACKWARD: [Times(4 * t, 4 * t) for t in rounds],
     }
-    return Measured("bert", width, times, {"mkor": 7}, {"soap": "left out: slow"})
+    return MeasuredStep("bert", width, times, {"mkor": 7}, {"soap": "left out: slow"})
 
 
 def test_ratios_are_taken_within_rounds():
@@ -165,7 +165,7 @@ def test_dear_contenders_have_fewer_rounds():
 def test_the_dearest_optimizers_are_left_out_where_time_would_not_suffice():
     """Truth: 4 cycles (11, 22 and 44 ms) at four times the width take 1.408, 2.816 and 5.632 s."""
     times = {label: [Times(10.0 * k, 1.0 * k)] * 3 for label, k in (("eva", 2), ("sgd", 1), ("mkor", 4), (SGD, 9))}
-    small = Measured("bert", 8, times, left_out={"soap": "why", "lamb": f"{steps.TOO_LATE} 1 s"})
+    small = MeasuredStep("bert", 8, times, left_out={"soap": "why", "lamb": f"{steps.TOO_LATE} 1 s"})
     chosen = ["mkor", "sgd", "soap", "eva", "lamb"]
     left_out = steps.unaffordable(chosen, 32, 4.3, small)
     assert list(left_out) == ["soap", "mkor"]
@@ -196,7 +196,7 @@ def test_an_optimizer_is_left_out_if_it_is_too_slow_or_fails_and_a_reference_nev
 
 
 def test_an_optimizer_without_a_time_at_the_smaller_width_comes_last():
-    small = Measured("bert", 4, {"sgd": [Times(1e-3, 1e-3)] * 3}, left_out={"eva": f"{steps.TOO_LATE} 1 s"})
+    small = MeasuredStep("bert", 4, {"sgd": [Times(1e-3, 1e-3)] * 3}, left_out={"eva": f"{steps.TOO_LATE} 1 s"})
     measured = steps.measure_width(narrowed(BERT, 16), 8, methods(["eva", "sgd"]), CPU, 1.0, small)
     assert [label for label in measured.times if label in ("eva", "sgd")] == ["sgd", "eva"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from workflow.bench.support.config import ROOT
-from workflow.bench.training.launcher import place
+from workflow.bench.training.launcher import launched_rank
 
 LAUNCH = ROOT / "profiles" / "slurm" / "launch"
 
@@ -61,7 +61,9 @@ def test_every_rank_sees_all_gpus_of_its_node_and_has_a_number_of_its_own(enviro
     """Truth: NCCL must see all GPUs of a node to use the links between them (NVIDIA/nccl, issue 1066)."""
     ranks = launched({**environment, name: "4"})
     assert [rank["CUDA_VISIBLE_DEVICES"] for rank in ranks] == ["0,1,2,3"] * 8
-    assert [(place(rank).rank, place(rank).local_rank) for rank in ranks] == [(rank, rank % 4) for rank in range(8)]
+    assert [(launched_rank(rank).rank, launched_rank(rank).local_rank) for rank in ranks] == [
+        (rank, rank % 4) for rank in range(8)
+    ]
     assert {rank["OMP_NUM_THREADS"] for rank in ranks} == {"8"}
 
 

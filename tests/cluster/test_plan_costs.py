@@ -21,7 +21,7 @@ from workflow.bench.probes import _links, projection
 from workflow.bench.support.config import ConfigError
 from workflow.cluster import claim_costs, pilot, preflight
 from workflow.cluster.settings import Cluster
-from workflow.cluster.step_seconds import PILOT, Measured, papers_step, read_pilot, step_seconds
+from workflow.cluster.step_seconds import PILOT, MeasuredSteps, papers_step, read_pilot, step_seconds
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def with_training(cluster: Cluster, name: str, **changes: object) -> Cluster:
     return replace(cluster, trainings={**cluster.trainings, name: changed})
 
 
-def measured(plan: Plan, experiment: str, **changes: object) -> Measured:
+def measured(plan: Plan, experiment: str, **changes: object) -> MeasuredSteps:
     """Return a row of the pilot for an experiment of a plan, on 8 ranks."""
     run = plan.experiments[experiment].jobs["lamb"].runs[0]
-    row = Measured(
+    row = MeasuredSteps(
         experiment, "lamb", shape_of(run.spec["workload"]), 512, 8, 5, 6.5, "2026-11-23", "polaris", "NVIDIA A100"
     )
     return row._replace(**changes)

@@ -31,7 +31,7 @@ Leg = tuple[int, Callable[..., Any], tuple[Any, ...]]
 def forks() -> ForkServerContext:
     """Return the context of processes that are forked from the server, of which the tests' process has one."""
     # The server sets what torch reads as it is imported, as the training command does on several ranks.
-    launcher.prepare(launcher.Place(size=2))
+    launcher.prepare(launcher.LaunchedRank(size=2))
     context: ForkServerContext = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LIBRARIES)
     return context

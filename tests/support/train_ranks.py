@@ -187,7 +187,7 @@ def _refuse_to_read(path: Path, run: str) -> bytes:
 def join_and_train(folder: Path, runs: Mapping[str, Run], images: Run) -> None:
     loop.MEETING_SECONDS = 0.0  # after every step
     ranks_module._BYTES_AT_ONCE = 1000  # so that checkpoints go in many parts
-    with joined(launcher.place(), "cpu") as ranks:
+    with joined(launcher.launched_rank(), "cpu") as ranks:
         if not ranks.is_first:
             checkpoint.read = _refuse_to_read  # the first one reads and sends
         train_all(folder, runs, ranks)

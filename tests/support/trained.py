@@ -15,7 +15,7 @@ from tests.support.experiments import TIMES, block, load, optimizer, rows, write
 from workflow.bench.data.batches import Batch
 from workflow.bench.plan.runs import Run
 from workflow.bench.training import checkpoint, one_run
-from workflow.bench.training.build import Setting
+from workflow.bench.training.build import RunSetting
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder, Status
 from workflow.bench.workloads.autoencoder import Autoencoder
@@ -41,10 +41,10 @@ def after(steps: int) -> Callable[[], bool]:
     return lambda: next(counter) >= steps
 
 
-def setting(stop: Callable[[], bool] = never, **changes: Any) -> Setting:
+def setting(stop: Callable[[], bool] = never, **changes: Any) -> RunSetting:
     """Return how a run is trained here: on the CPU, with a checkpoint only where it is asked to stop."""
     given = {"device": torch.device("cpu"), "checkpoint_minutes": 60, "progress": Progress(1, io.StringIO())}
-    return Setting(**{**given, "stop": stop, **changes})
+    return RunSetting(**{**given, "stop": stop, **changes})
 
 
 def train(run: Run, workload: Any, place: RunFolder, stop: Callable[[], bool] = never, **changes: Any) -> Status:

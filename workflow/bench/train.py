@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _work(options: argparse.Namespace) -> int | None:
-    place = launcher.place()
+    place = launcher.launched_rank()
     try:
         plan = load_from(options)
         jobs = [plan.job(options.experiment, label) for label in dict.fromkeys(options.label)]
@@ -73,7 +73,7 @@ def _check_options(options: argparse.Namespace, jobs: Sequence[Job]) -> None:
                 raise ConfigError(f"--seed = {seed}: no seed of {job.experiment}/{job.label}; known: {seeds}")
 
 
-def _train(plan: Plan, jobs: Sequence[Job], options: argparse.Namespace, place: launcher.Place) -> int | None:
+def _train(plan: Plan, jobs: Sequence[Job], options: argparse.Namespace, place: launcher.LaunchedRank) -> int | None:
     """Train the chosen runs and publish each job's CSV; return the exit status."""
     launcher.prepare(place, deterministic=plan.tier.deterministic)
     stop = Stop(None if options.minutes is None else 60 * options.minutes, launched=place.size > 1)

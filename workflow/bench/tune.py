@@ -104,7 +104,7 @@ def _train(plan: Plan, trials: Sequence[Run], jobs: int) -> bool:
     """Train the trials that are not done, in ``jobs`` processes; return whether all have ended."""
     if jobs == 1 or len(trials) <= 1:
         # Imported here because torch takes seconds to import, and mistakes in the options should be reported at once.
-        launcher.prepare(launcher.Place(), deterministic=plan.tier.deterministic)
+        launcher.prepare(launcher.LaunchedRank(), deterministic=plan.tier.deterministic)
         from workflow.bench.training.runner import Runner
 
         return Runner(plan).train(trials)
@@ -133,7 +133,7 @@ def _work(plan: Plan, trials: Sequence[Run], following: Synchronized[int]) -> No
     """Train the next trial until none is left; the main function of a process, which exits like the command."""
     stop, parent = Stop(), multiprocessing.parent_process()
     with stop.listening(), one_line_warnings():
-        launcher.prepare(launcher.Place(), deterministic=plan.tier.deterministic)
+        launcher.prepare(launcher.LaunchedRank(), deterministic=plan.tier.deterministic)
         from workflow.bench.training.progress import Progress
         from workflow.bench.training.runner import Runner
 

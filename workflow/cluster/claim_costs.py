@@ -22,7 +22,7 @@ OF_WORKERS: Final = ("C24",)
 """Claims that need 64 measured workers."""
 
 
-class Need(NamedTuple):
+class SeedsNeeded(NamedTuple):
     """What a claim on training compares."""
 
     experiments: tuple[str, ...]
@@ -33,18 +33,18 @@ class Need(NamedTuple):
 
 
 _FULL: Final = ("bert_pretraining", "bert_squad")
-NEEDS: Final[Mapping[str, Need]] = {
-    "C01": Need(_FULL, ("lamb", "mkor_h"), of_seconds=True),
-    "C02": Need(_FULL, ("kaisa", "mkor_h"), of_seconds=True),
-    "C03": Need(_FULL, ("mkor", "lamb")),
-    "C04": Need(("bert_glue",), ("mkor", "lamb")),
-    "C05": Need(("bert_glue",), ("kaisa", "lamb")),
-    "C06": Need(("resnet50_imagenet",), ("mkor", "sgd"), of_seconds=True),
-    "C07": Need(("resnet50_imagenet",), ("mkor", "kaisa"), of_seconds=True),
-    "C09": Need(("autoencoder_inversion",), ("mkor", "kaisa")),
-    "C18": Need(("resnet_cifar10_lr",), ("mkor", "kaisa", "kaisa_no_clip", "hylo", "sgd")),
-    "C19": Need(("alexnet_cifar100",), ("mkor", "sgd", "hylo", "kaisa"), of_seconds=True),
-    "C25": Need(("bert_glue",), ("mkor_h",)),
+NEEDS: Final[Mapping[str, SeedsNeeded]] = {
+    "C01": SeedsNeeded(_FULL, ("lamb", "mkor_h"), of_seconds=True),
+    "C02": SeedsNeeded(_FULL, ("kaisa", "mkor_h"), of_seconds=True),
+    "C03": SeedsNeeded(_FULL, ("mkor", "lamb")),
+    "C04": SeedsNeeded(("bert_glue",), ("mkor", "lamb")),
+    "C05": SeedsNeeded(("bert_glue",), ("kaisa", "lamb")),
+    "C06": SeedsNeeded(("resnet50_imagenet",), ("mkor", "sgd"), of_seconds=True),
+    "C07": SeedsNeeded(("resnet50_imagenet",), ("mkor", "kaisa"), of_seconds=True),
+    "C09": SeedsNeeded(("autoencoder_inversion",), ("mkor", "kaisa")),
+    "C18": SeedsNeeded(("resnet_cifar10_lr",), ("mkor", "kaisa", "kaisa_no_clip", "hylo", "sgd")),
+    "C19": SeedsNeeded(("alexnet_cifar100",), ("mkor", "sgd", "hylo", "kaisa"), of_seconds=True),
+    "C25": SeedsNeeded(("bert_glue",), ("mkor_h",)),
 }
 """The claims on training, by the experiments that carry them at the large tiers; probes decide the others."""
 

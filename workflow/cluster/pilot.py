@@ -28,7 +28,7 @@ from workflow.bench.support.files import write_atomically
 from workflow.bench.support.provenance import gpu_names, hardware_name
 from workflow.bench.training import launcher
 from workflow.cluster.settings import Cluster
-from workflow.cluster.step_seconds import PILOT, Measured, read_pilot
+from workflow.cluster.step_seconds import PILOT, MeasuredSteps, read_pilot
 
 if TYPE_CHECKING:
     from workflow.bench.training.ranks import Ranks
@@ -56,7 +56,7 @@ def _work(options: argparse.Namespace) -> None:
     check_option("--steps", options.steps, 1, MOST_STEPS)
     if options.minutes is not None and not 0 < options.minutes <= MAX_MINUTES:
         raise ConfigError(f"--minutes = {options.minutes}: must be greater than 0, and at most {MAX_MINUTES}")
-    place = launcher.place()
+    place = launcher.launched_rank()
     plan = load_from(options)
     cluster = Cluster.load(options.cluster, plan) if options.cluster else None
     names = [plan.experiment(name).name for name in options.experiment] or list(plan.experiments)
@@ -93,7 +93,7 @@ def _measure(plan: Plan, name: str, cluster: Cluster | None, steps: int, ranks: 
         _say(ranks, f"{name}: not measured: {problem}")
         return
     if ranks.is_first:
-        row = Measured(
+        row = MeasuredSteps(
             experiment=name,
             label=label,
             workload=shape_of(planned.spec["workload"]),
@@ -133,12 +133,12 @@ def scaled(run: Run, planned_ranks: int, ranks: int, steps: int) -> Run:
     return Run(spec)
 
 
-def write_row(file: Path, row: Measured) -> None:
+def write_row(file: Path, row: MeasuredSteps) -> None:
     """Add a row to the pilot's file, in place of the one of the same experiment; atomically."""
     rows = {**read_pilot(file), row.experiment: row}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Measured._fields)
+    writer.writerow(MeasuredSteps._fields)
     writer.writerows(rows[name] for name in sorted(rows))
     write_atomically(file, text.getvalue())
 

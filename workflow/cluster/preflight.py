@@ -19,7 +19,7 @@ from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.training.record import RunFolder, is_done, read_record
 from workflow.cluster import claim_costs
-from workflow.cluster.settings import Cluster, Training, refused
+from workflow.cluster.settings import Cluster, TrainingResources, refused
 from workflow.cluster.step_seconds import FAR, StepSeconds, papers_step, step_seconds
 from workflow.cluster.submit import SubmitError, account
 
@@ -32,7 +32,7 @@ class CostEstimate:
     """The estimated cost of the training jobs that one experiment still needs."""
 
     experiment: str
-    need: Training
+    need: TrainingResources
     margin_minutes: float
     steps: tuple[int, ...]
     """Remaining steps of each unfinished job."""

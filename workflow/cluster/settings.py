@@ -37,7 +37,7 @@ HAS_RANK: Final = ("mkor", "mkor_h")
 
 
 @dataclass(frozen=True)
-class Need:
+class JobNeed:
     """The resources that one job requests."""
 
     nodes: int
@@ -46,7 +46,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Training(Need):
+class TrainingResources(JobNeed):
     """The resources that an experiment's training jobs request, and their estimated cost."""
 
     ranks_per_node: int
@@ -80,15 +80,15 @@ class Cluster:
     """0 at a tier that trains on CPUs."""
     cores_per_node: int
     margin_minutes: float
-    trainings: Mapping[str, Training]
+    trainings: Mapping[str, TrainingResources]
     """By experiment; ``default`` for those without an entry."""
-    probes: Mapping[str, Need]
+    probes: Mapping[str, JobNeed]
     """By probe; ``default`` for those without an entry."""
     gpu_gigabytes: float | None = None
     """Memory of a GPU; None if the file does not state it."""
     system: str | None = None
     """Its name in workflow/systems.yaml, whose speeds model the seconds of a step; None if there is none."""
-    pilot: Need | None = None
+    pilot: JobNeed | None = None
     """The resources of the pilot job; None if the file states none."""
 
     @classmethod
@@ -123,12 +123,14 @@ class Cluster:
             if ranks > content["cores_per_node"]:
                 must = f"must be at most cores_per_node, {content['cores_per_node']}: each rank needs a core"
                 raise error(file, ("training", experiment, "ranks_per_node"), ranks, must)
-            trainings[experiment] = Training(**{**filled, "ranks_per_node": ranks, "data": tuple(filled["data"])})
+            trainings[experiment] = TrainingResources(
+                **{**filled, "ranks_per_node": ranks, "data": tuple(filled["data"])}
+            )
         for probe, given in content["probes"].items():
             _check_need(file, ("probes", probe), given, content)
         if pilot := content.get("pilot"):
             _check_need(file, ("pilot",), pilot, content)
-        probes = {probe: Need(**given) for probe, given in content["probes"].items()}
+        probes = {probe: JobNeed(**given) for probe, given in content["probes"].items()}
         cluster = cls(
             file,
             content.get("scheduler", kinds["scheduler"]["default"]),
@@ -139,12 +141,12 @@ class Cluster:
             probes,
             content.get("gpu_gigabytes"),
             content.get("system"),
-            Need(**pilot) if pilot else None,
+            JobNeed(**pilot) if pilot else None,
         )
         cluster.check_plan(plan)
         return cluster
 
-    def training(self, experiment: str) -> Training:
+    def training(self, experiment: str) -> TrainingResources:
         """Return the resources that an experiment's training jobs request."""
         return self.trainings.get(experiment, self.trainings[_DEFAULT])
 
@@ -167,7 +169,7 @@ class Cluster:
         """Return the prefix that starts a training command on all ranks: the profile's launch script and options."""
         return self._launch(self.training(experiment), self.margin_minutes)
 
-    def pilot_training(self) -> Training:
+    def pilot_training(self) -> TrainingResources:
         """Return the resources of the pilot job, on all GPUs of its nodes.
 
         Raises:
@@ -177,13 +179,13 @@ class Cluster:
             raise error(self.file, ("pilot",), None, "must be given: nodes, minutes and queue of the pilot job")
         each = max(1, self.gpus_per_node)
         need = self.pilot
-        return Training(need.nodes, need.minutes, need.queue, each, None, 0.0, 0.0, (), stage=False)
+        return TrainingResources(need.nodes, need.minutes, need.queue, each, None, 0.0, 0.0, (), stage=False)
 
     def pilot_launch(self) -> str:
         """Return the prefix that starts the pilot on all ranks, with time left to end."""
         return self._launch(self.pilot_training(), PILOT_MARGIN_MINUTES)
 
-    def _launch(self, need: Training, margin_minutes: float) -> str:
+    def _launch(self, need: TrainingResources, margin_minutes: float) -> str:
         options = {
             "--nodes": need.nodes,
             "--ranks": need.ranks,
@@ -194,9 +196,9 @@ class Cluster:
         words = [str(self.file.parent.absolute() / "launch"), *(str(word) for pair in options.items() for word in pair)]
         return shlex.join([*words, *(word for name in need.data if need.stage for word in ("--stage", name))])
 
-    def resources(self, need: Need) -> dict[str, Any]:
+    def resources(self, need: JobNeed) -> dict[str, Any]:
         """Return a job's resources as Snakemake's, with the names that the scheduler's plugin or profile expects."""
-        ranks = need.ranks if isinstance(need, Training) else 1
+        ranks = need.ranks if isinstance(need, TrainingResources) else 1
         if self.scheduler == "pbs":
             return {"nodes": need.nodes, "minutes": need.minutes, "queue": need.queue}
         return {

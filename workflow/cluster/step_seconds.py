@@ -17,7 +17,7 @@ from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import PLAIN_PRECISION, Run
 from workflow.bench.plan.step_costs import shape_of, step_costs
 from workflow.bench.probes import _links
-from workflow.bench.probes._costs import FLOAT, Layer, adamw
+from workflow.bench.probes._costs import FLOAT, CostedLayer, adamw
 from workflow.bench.support.config import ROOT
 from workflow.cluster.settings import Cluster
 
@@ -30,7 +30,7 @@ PILOT: Final = "pilot.csv"
 PUBLISHED: Final = ROOT / "workflow" / "paper" / "squad.csv"
 
 
-class Measured(NamedTuple):
+class MeasuredSteps(NamedTuple):
     """The row of one experiment in the pilot's file."""
 
     experiment: str
@@ -72,7 +72,7 @@ def step_seconds(plan: Plan, cluster: Cluster) -> dict[str, StepSeconds]:
     return {name: _of_experiment(plan, cluster, name, measured.get(name)) for name in plan.experiments}
 
 
-def _of_experiment(plan: Plan, cluster: Cluster, name: str, pilot: Measured | None) -> StepSeconds:
+def _of_experiment(plan: Plan, cluster: Cluster, name: str, pilot: MeasuredSteps | None) -> StepSeconds:
     runs = [run for job in plan.experiments[name].jobs.values() for run in job.runs]
     need = cluster.training(name)
     model = model_seconds(runs[0], cluster, need.ranks) if runs else None
@@ -105,7 +105,7 @@ def model_seconds(run: Run, cluster: Cluster, ranks: int) -> float | None:
     launches = cost.kernels * max(1.0, run.accumulation_steps / ranks) * LAUNCH_SECONDS
     compute = examples * cost.operations / (rate * system.assumed.products)
     gradients = _links.all_reduce_seconds(system, ranks, FLOAT * cost.parameters)
-    update = adamw(Layer(cost.parameters, 1)).bytes / (system.gpu.bandwidth * system.assumed.memory)
+    update = adamw(CostedLayer(cost.parameters, 1)).bytes / (system.gpu.bandwidth * system.assumed.memory)
     return max(compute, launches) + gradients + update
 
 
@@ -114,12 +114,14 @@ def system_of(cluster: Cluster) -> _links.System:
     return next(system for system in _links.systems() if system.name == cluster.system)
 
 
-def read_pilot(file: Path) -> Mapping[str, Measured]:
+def read_pilot(file: Path) -> Mapping[str, MeasuredSteps]:
     """Return the pilot's rows by experiment; none if there is no file, or it is not one that the pilot wrote."""
     try:
         with file.open(newline="", encoding="utf-8") as rows:
-            kinds = get_type_hints(Measured)
-            made = [Measured(**{key: kind(row[key]) for key, kind in kinds.items()}) for row in csv.DictReader(rows)]
+            kinds = get_type_hints(MeasuredSteps)
+            made = [
+                MeasuredSteps(**{key: kind(row[key]) for key, kind in kinds.items()}) for row in csv.DictReader(rows)
+            ]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return {row.experiment: row for row in made if row.step_seconds > 0}

@@ -10,7 +10,7 @@ from workflow.bench import workloads
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.training import checkpoint, one_run
-from workflow.bench.training.build import Setting
+from workflow.bench.training.build import RunSetting
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder
 
@@ -28,7 +28,7 @@ def test_both_loops_train_the_same_weights(run, tmp_path):
     bare = bench_overhead.BareLoop(run, workload)
     interleaved = bench_overhead.Interleaved(workload, bare)
     with (tmp_path / "log").open("w") as log:
-        setting = Setting(torch.device("cpu"), 1.0, Progress(1, log), lambda: False)
+        setting = RunSetting(torch.device("cpu"), 1.0, Progress(1, log), lambda: False)
         folder = RunFolder.of(tmp_path, run.id)
         assert one_run.train(run, interleaved, folder, setting, keep_weights=True) == "finished"
     weights = checkpoint.load(folder.weights, run.id)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from workflow.bench.data import corpus
 from workflow.bench.data.corpus import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, Corpus, Document, Split
 from workflow.bench.data.folder import DataNotFound
-from workflow.bench.data.masked_pairs import IGNORED, NEXT, RANDOM, Pairs, last_integer_rows, uniform_rows
+from workflow.bench.data.masked_pairs import IGNORED, NEXT, RANDOM, SentencePairs, last_integer_rows, uniform_rows
 from workflow.bench.support.config import ROOT
 
 DOCSTRING = """
@@ -369,7 +369,7 @@ def split_of(shape: list[list[list[int]]]) -> Split:
 @given(texts(), st.integers(5, 24), st.integers(0, 2**32 - 1))
 def test_pairs_are_consecutive_or_of_two_documents(split, length, seed):
     """Truth: each token states its place, and so its sentence, docstring and document."""
-    pairs = Pairs(split, DISTINCT, length)
+    pairs = SentencePairs(split, DISTINCT, length)
     # The first tokens of all sentences but those that start a docstring.
     boundaries = np.setdiff1d(split.sentences[:-1], split.sentences[split.docstrings]).tolist()
     assert len(pairs) == len(boundaries)
@@ -413,7 +413,7 @@ def test_pairs_are_consecutive_or_of_two_documents(split, length, seed):
 def test_random_segments_are_drawn_evenly_from_other_documents():
     """Truth: the uniform distribution over the places outside the first document; 8,000 draws."""
     split = split_of([[[1] * 5], [[1] * 3, [1] * 2], [[1] * 4]])  # 4, 3 and 3 places
-    pairs = Pairs(split, DISTINCT, 5)
+    pairs = SentencePairs(split, DISTINCT, 5)
     batch = pairs.batch(np.zeros(8000, dtype=np.int64), np.random.default_rng(0))
     is_random = batch["next_sentence_label"].numpy() == RANDOM
     assert is_random.mean() == pytest.approx(0.5, abs=0.03)
@@ -425,13 +425,13 @@ def test_random_segments_are_drawn_evenly_from_other_documents():
 
 def test_one_document_makes_no_pairs():
     with pytest.raises(ValueError, match="needs two documents of several sentences"):
-        Pairs(split_of([[[2, 3]], [[4]]]), DISTINCT, 8)
+        SentencePairs(split_of([[[2, 3]], [[4]]]), DISTINCT, 8)
 
 
 def test_masking_rates():
     """Truth: BERT's rates; 4,000 pairs of 29 tokens give bounds of at least five standard deviations."""
     split = split_of([[[8] * 30], [[8] * 30]])
-    pairs = Pairs(split, DISTINCT, 32)
+    pairs = SentencePairs(split, DISTINCT, 32)
     batch = pairs.batch(np.resize(np.arange(4, 26), 4000), np.random.default_rng(0))
     labels, inputs = batch["labels"].numpy(), batch["input_ids"].numpy()
     predicted = labels != IGNORED

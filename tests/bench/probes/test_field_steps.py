@@ -13,7 +13,7 @@ from workflow.bench import workloads
 from workflow.bench.plan.runs import Run
 from workflow.bench.probes import _ranks, field_steps
 from workflow.bench.probes._counting import Counting
-from workflow.bench.probes.field_steps import Trained, turns
+from workflow.bench.probes.field_steps import TrainedMethod, turns
 
 CPU = torch.device("cpu")
 WORKLOAD = {"name": "autoencoder", "dataset": "digits", "batch_size": 16, "hidden": [8]}
@@ -27,7 +27,7 @@ def run_of(name: str, **hyperparameters: Any) -> Run:
 
 def turns_of(run: Run) -> list[field_steps.Turn]:
     data = workloads.create(**WORKLOAD)
-    trained = Trained(run, data)
+    trained = TrainedMethod(run, data)
     matrices = {name: layer.module.weight for name, layer in find_layers(trained.model, data.exclude).items()}
     found = turns(trained, matrices, run.hyperparameters.get("momentum", 0.0), steps=3)
     assert len(found) == 2

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.counting import count_steps
 from workflow.bench.probes import _counted_steps, _links, _sharding, projection
-from workflow.bench.probes._costs import Layer
+from workflow.bench.probes._costs import CostedLayer
 from workflow.bench.probes._links import Assumed, Gpu, Messages, System
 from workflow.bench.probes._sharding import Setup
 from workflow.bench.probes._state_bytes import META
@@ -110,7 +110,7 @@ def test_a_wrong_file_is_one_clear_line(change, message, tmp_path):
     assert message in str(error.value)
 
 
-A, B = Layer(4, 6, has_bias=True), Layer(8, 3)
+A, B = CostedLayer(4, 6, has_bias=True), CostedLayer(8, 3)
 LAYERS = (A, B)
 TINY = Model("tiny", "adamw", LAYERS, parameters=100, depth=2, width=4, vocabulary=10, sequences=64, tokens=16)
 
@@ -202,7 +202,7 @@ def test_operations_are_those_of_forward_and_backward():
         block, x = Block(), torch.empty(3, 16, 8, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         block(x).backward()
-    square = Layer(8, 8)
+    square = CostedLayer(8, 8)
     model = Model("m", "sgd", 4 * (square,), 0, depth=1, width=8, vocabulary=50, sequences=3, tokens=16)
     assert model.operations == counter.get_total_flops()
 
@@ -281,7 +281,7 @@ def test_communication_by_hand():
 class Stack(nn.Module):
     """Layers of several shapes, some with equal ones, on rows of ones."""
 
-    def __init__(self, layers: tuple[Layer, ...]) -> None:
+    def __init__(self, layers: tuple[CostedLayer, ...]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(layer.n, layer.m, bias=layer.has_bias) for layer in layers)
 
@@ -292,7 +292,7 @@ class Stack(nn.Module):
 @pytest.mark.parametrize("label", ["mkor", "mkor_windowed", "kaisa"])
 def test_a_layers_share_of_a_count_is_that_of_a_whole_model(label):
     """Truth: all layers counted at once, by the benchmarks' own counter. Shares are of layers in stacks of two."""
-    square, wide = Layer(32, 32, has_bias=True), Layer(48, 32)
+    square, wide = CostedLayer(32, 32, has_bias=True), CostedLayer(48, 32)
     model = (*5 * (square,), *3 * (wide,))
     with META:
         network, x = Stack(model), torch.empty(2, 32)
@@ -320,10 +320,10 @@ def test_a_kernel_takes_as_long_as_its_bytes_or_its_operations():
     """Truth by hand: 1e9 bytes and 1e12 operations a second, and a quarter of that in decompositions."""
     system = TEST._replace(assumed=Assumed(1.0, 1.0, 0.25))
     kernel = _counted_steps.Kernel(decomposes=False, operations=1e9, bytes=3e6)
-    assert _counted_steps.Work(((kernel, 2.0),)).milliseconds(system) == pytest.approx(6)
+    assert _counted_steps.CountedWork(((kernel, 2.0),)).milliseconds(system) == pytest.approx(6)
     for decomposes, ms in ((False, 4), (True, 16)):
         kernel = kernel._replace(decomposes=decomposes, operations=4e9)
-        assert _counted_steps.Work(((kernel, 0.5),)).milliseconds(system) == pytest.approx(ms / 2)
+        assert _counted_steps.CountedWork(((kernel, 0.5),)).milliseconds(system) == pytest.approx(ms / 2)
 
 
 def test_the_base_optimizers_read_and_write_more_than_the_floor():

@@ -27,7 +27,7 @@ from workflow.bench.probes._models import (
     precision_of,
     probe_models,
 )
-from workflow.bench.probes._timing import PHASES, StepTimes, TimedLoop, in_groups, milliseconds, over_ranks, rounds
+from workflow.bench.probes._timing import PHASES, PhaseTimes, TimedLoop, in_groups, milliseconds, over_ranks, rounds
 from workflow.bench.probes.iteration_time import OPTIMIZERS, PeriodSweep, summaries, sweeps
 from workflow.bench.probes.step_breakdown import CycleMeans, cycle_means
 from workflow.bench.training.clocks import EventClock
@@ -63,8 +63,8 @@ def test_a_time_is_that_of_one_call(monkeypatch):
     assert len(called) == 3
 
 
-def times(refreshed: bool, **ms: float) -> StepTimes:
-    return StepTimes(refreshed, {**dict.fromkeys(PHASES, 0.0), **ms})
+def times(refreshed: bool, **ms: float) -> PhaseTimes:
+    return PhaseTimes(refreshed, {**dict.fromkeys(PHASES, 0.0), **ms})
 
 
 @pytest.mark.parametrize("model", [images(), tokens(), autoencoder()], ids=lambda model: model.name)

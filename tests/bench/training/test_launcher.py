@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from workflow.bench.support.config import ROOT, ConfigError
-from workflow.bench.training.launcher import Place, place
+from workflow.bench.training.launcher import LaunchedRank, launched_rank
 
 TORCHRUN = {
     "RANK": "5",
@@ -41,11 +41,11 @@ SRUN = {
 
 @pytest.mark.parametrize("environment", [MPIEXEC, PALS, OPEN_MPI, SRUN])
 def test_every_launcher_gives_the_same_place(environment: dict[str, str]):
-    assert place(environment) == Place(rank=5, size=8, local_rank=1, host="node7", port=1234)
+    assert launched_rank(environment) == LaunchedRank(rank=5, size=8, local_rank=1, host="node7", port=1234)
 
 
 def test_torchrun_has_a_store_and_may_restart():
-    assert place(TORCHRUN) == Place(5, 8, 1, "node7", 1234, has_store=True, attempt="2")
+    assert launched_rank(TORCHRUN) == LaunchedRank(5, 8, 1, "node7", 1234, has_store=True, attempt="2")
 
 
 @pytest.mark.parametrize(
@@ -58,27 +58,27 @@ def test_torchrun_has_a_store_and_may_restart():
     ],
 )
 def test_a_process_without_a_launcher_is_alone(environment: dict[str, str]):
-    assert place(environment) == Place()
+    assert launched_rank(environment) == LaunchedRank()
 
 
 @pytest.mark.parametrize(
     ("nodes", "host"), [("node[03-08,11],other", "node03"), ("a1,b[2-3]", "a1"), ("n[5]-ib", "n5-ib"), ("solo", "solo")]
 )
 def test_the_first_host_of_a_slurm_step_is_used(nodes: str, host: str):
-    assert place({**SRUN, "SLURM_STEP_NODELIST": nodes}).host == host
+    assert launched_rank({**SRUN, "SLURM_STEP_NODELIST": nodes}).host == host
 
 
 def test_unset_host_and_port_come_from_the_job(tmp_path: Path):
     nodes = tmp_path / "nodes"
     nodes.write_text("x1.site\nx2.site\n")
     bare = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PBS_NODEFILE": str(nodes), "PBS_JOBID": "12.pbs"}
-    derived = place(bare)
+    derived = launched_rank(bare)
     assert derived.host == "x1.site"
     assert 20000 <= derived.port < 30000
-    assert place(bare) == derived  # on every rank
-    assert place({**bare, "PBS_JOBID": "13.pbs"}).port != derived.port
+    assert launched_rank(bare) == derived  # on every rank
+    assert launched_rank({**bare, "PBS_JOBID": "13.pbs"}).port != derived.port
     on_one_machine = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "2"}
-    assert place(on_one_machine) == Place(0, 2, 0, "127.0.0.1", 29500)
+    assert launched_rank(on_one_machine) == LaunchedRank(0, 2, 0, "127.0.0.1", 29500)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_unset_host_and_port_come_from_the_job(tmp_path: Path):
 def test_a_wrong_variable_is_named(changes: dict[str, Any], message: str):
     environment = {key: value for key, value in {**TORCHRUN, **changes}.items() if value is not None}
     with pytest.raises(ConfigError, match=message):
-        place(environment)
+        launched_rank(environment)
 
 
 def test_launcher_and_stop_signals_import_no_torch():

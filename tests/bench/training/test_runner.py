@@ -36,7 +36,7 @@ from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.support.files import first_free, locked, write_json
 from workflow.bench.training import build, one_run, ranks
 from workflow.bench.training import record as records_read
-from workflow.bench.training.launcher import Place
+from workflow.bench.training.launcher import LaunchedRank
 from workflow.bench.training.precision import choose_algorithms
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder, origin_of
@@ -525,7 +525,7 @@ def test_a_deterministic_tier_sets_its_flags_before_cuda_starts_and_says_so(
     at_start: list[str | None] = []  # CUDA starts when ranks join
     join = ranks.joined
 
-    def joined(place: Place, device: str) -> AbstractContextManager[ranks.Ranks]:
+    def joined(place: LaunchedRank, device: str) -> AbstractContextManager[ranks.Ranks]:
         at_start.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
         return join(place, device)
 

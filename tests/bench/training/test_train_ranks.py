@@ -46,7 +46,7 @@ from workflow.bench import train
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.training import checkpoint, ranks, replicas
-from workflow.bench.training.launcher import Place
+from workflow.bench.training.launcher import LaunchedRank
 from workflow.bench.training.record import RunFolder
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE
 from workflow.bench.workloads import create
@@ -225,7 +225,7 @@ def told_to_nccl(
 
     def be(rank: int) -> None:
         this.rank, this.chosen = rank, []
-        place = Place(rank=rank, size=len(visible), local_rank=local_ranks[rank])
+        place = LaunchedRank(rank=rank, size=len(visible), local_rank=local_ranks[rank])
         try:
             with ranks.joined(place, device):
                 pass
@@ -298,7 +298,7 @@ def test_ranks_whose_networks_do_not_connect_end_with_one_line(monkeypatch: pyte
     monkeypatch.setattr(ranks, "_connect", lambda _: None)
     monkeypatch.setattr(ranks, "_own_gpu", lambda *_: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", hang)
-    with pytest.raises(InterruptedError), ranks.joined(Place(size=2), "cuda"):
+    with pytest.raises(InterruptedError), ranks.joined(LaunchedRank(size=2), "cuda"):
         pass
     assert "the 2 ranks met, but did not connect through their networks within 0.005 minutes: NCCL's" in heard[0]
     assert "\n" not in heard[0]
@@ -319,7 +319,7 @@ def test_a_missing_network_interface_is_named_in_one_line(folder: Path, launch: 
 
 @given(examples=strategies.integers(0, 10**6), size=strategies.integers(1, 2000))
 def test_the_parts_of_ranks_are_all_examples_once(examples: int, size: int):
-    parts = [range(examples)[ranks.Ranks(Place(rank=rank, size=size)).part(examples)] for rank in range(size)]
+    parts = [range(examples)[ranks.Ranks(LaunchedRank(rank=rank, size=size)).part(examples)] for rank in range(size)]
     assert parts[0].start == 0
     assert parts[-1].stop == examples
     assert all(first.stop == second.start for first, second in pairwise(parts))
@@ -557,10 +557,12 @@ def test_a_rank_without_the_others_reports_it_in_one_line(
 def test_a_rank_without_heartbeat_ends_the_job():
     """A rank that watches one without heartbeats, in a separate process, which must end."""
     code = (
-        "import sys; from torch.distributed import TCPStore; from workflow.bench.training.launcher import Place\n"
-        "from workflow.bench.training.watchdog import Watchdog; import time\n"
+        "import time; from torch.distributed import TCPStore\n"
+        "from workflow.bench.training.launcher import LaunchedRank\n"
+        "from workflow.bench.training.watchdog import Watchdog\n"
         "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
-        "Watchdog(Place(rank=0, size=2, host='127.0.0.1', port=store.port), store, beat=0.1, silence=0.5).start()\n"
+        "own = LaunchedRank(rank=0, size=2, host='127.0.0.1', port=store.port)\n"
+        "Watchdog(own, store, beat=0.1, silence=0.5).start()\n"
         "time.sleep(60)"
     )
     called = subprocess.run(

@@ -31,7 +31,7 @@ from workflow.bench.data.images import ALL
 from workflow.bench.support.config import ROOT
 from workflow.bench.workloads.base import Workload
 from workflow.bench.workloads.image_classifier import ImageClassifier
-from workflow.bench.workloads.resnet20 import Block
+from workflow.bench.workloads.resnet20 import ResidualBlock
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_a_shortcut_keeps_its_input_if_the_residual_is_zero():
     """Truth: relu of the input, or of every second pixel of it with channels of zeros added."""
     inputs = torch.randn(2, 4, 6, 6)
     for after in (4, 8):
-        block = Block(4, after)
+        block = ResidualBlock(4, after)
         nn.init.zeros_(block.norm2.weight)
         outputs = block(inputs)
         kept = inputs if after == 4 else inputs[:, :, ::2, ::2]

@@ -26,7 +26,7 @@ _ALL: Final = slice(None)
 _DRAWN_AT_ONCE: Final = 2**14  # numbers
 
 
-class Pairs:
+class SentencePairs:
     """Pairs of text segments from a split: one for each boundary between two sentences of a docstring.
 
     The first segment ends at the boundary. The second one starts there or, half the time, at such a boundary in
@@ -134,7 +134,7 @@ class PairsOfShards:
         return len(self._shards)
 
     def batch(self, indices: NDArray[np.int64], rng: np.random.Generator, rows: slice = _ALL) -> Batch:
-        """Return the pairs at ``indices[rows]``, masked, as `Pairs.batch` does."""
+        """Return the pairs at ``indices[rows]``, masked, as `SentencePairs.batch` does."""
         tokens, pairs = self._shards.rows(indices[rows])
         shape = (len(indices), tokens.shape[1])
         second, lengths, is_random = pairs.T[:, :, None]

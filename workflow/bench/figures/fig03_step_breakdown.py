@@ -37,7 +37,7 @@ _EDGE: Final[Any] = {"edgecolor": "#333333", "linewidth": 0.35}
 _BESIDE: Final[Any] = {"ha": "right", "color": "#555555"}
 
 
-class Bar(NamedTuple):
+class PhaseBar(NamedTuple):
     """One stacked bar."""
 
     optimizer: str
@@ -57,7 +57,7 @@ def bases(rows: pd.DataFrame) -> dict[str, str]:
     return by_workload if len(by_workload) == len(first_order) else {}
 
 
-def bars(rows: pd.DataFrame, column: str) -> list[Bar]:
+def bars(rows: pd.DataFrame, column: str) -> list[PhaseBar]:
     """Return the bars of one workload from top to bottom: by optimizer, period and number of workers.
 
     A refreshing step takes equally long at any period, so it has one bar, at the period that was timed.
@@ -68,11 +68,11 @@ def bars(rows: pd.DataFrame, column: str) -> list[Bar]:
     for label in sorted(style.in_order(known["optimizer"]), key=lambda label: label != BASE):
         keys = known.loc[known["optimizer"] == label, ["inverse_update_period", "workers"]].drop_duplicates()
         for period, workers in keys.sort_values(["inverse_update_period", "workers"]).to_numpy():
-            shown.append(Bar(label, None if pd.isna(period) else float(period), int(workers)))
+            shown.append(PhaseBar(label, None if pd.isna(period) else float(period), int(workers)))
     return shown
 
 
-def _draw(axes: Axes, rows: pd.DataFrame, column: str, shown: Sequence[Bar]) -> None:
+def _draw(axes: Axes, rows: pd.DataFrame, column: str, shown: Sequence[PhaseBar]) -> None:
     """Draw the horizontal stacked bars of one workload, those of one optimizer and period next to each other."""
     places: list[float] = []
     for index, bar in enumerate(shown):
@@ -111,7 +111,7 @@ def _draw_bar(axes: Axes, rows: pd.DataFrame, column: str, place: float) -> None
     panels.annotate(axes, text, (1.14, place), panels.ROW_AT_EDGE, **_BESIDE)
 
 
-def _label(axes: Axes, shown: Sequence[Bar], base_name: str) -> None:
+def _label(axes: Axes, shown: Sequence[PhaseBar], base_name: str) -> None:
     """Write optimizers and periods to the left of the numbers of workers."""
     places: dict[str, list[float]] = {}
     for bar, place in zip(shown, axes.get_yticks(), strict=True):

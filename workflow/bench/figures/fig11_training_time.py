@@ -51,7 +51,7 @@ _NOTES: Final = (
 
 
 @dataclass(frozen=True)
-class Experiment:
+class DrawnExperiment:
     """The runs of an experiment, and the evaluations of one metric on the training data."""
 
     runs: pd.DataFrame
@@ -62,7 +62,7 @@ class Experiment:
     """The experiment and workload if its times are the runs' own seconds (`training_time.Timed`)."""
 
 
-def read(results: Results, names: Sequence[str], metric: str, *, required: bool = True) -> dict[str, Experiment]:
+def read(results: Results, names: Sequence[str], metric: str, *, required: bool = True) -> dict[str, DrawnExperiment]:
     """Return the experiments by name, with the rows of one metric on the training data, timed by the probe.
 
     Experiments without runs are left out: a tier need not have them all.
@@ -76,30 +76,30 @@ def read(results: Results, names: Sequence[str], metric: str, *, required: bool 
         if measured.runs.empty:
             continue
         rows = panels.ended(measured.metrics, "train", metric)
-        experiments[name] = Experiment(measured.runs, rows, not measured.metrics.empty, measured.own)
+        experiments[name] = DrawnExperiment(measured.runs, rows, not measured.metrics.empty, measured.own)
     if required and all(experiment.rows.empty for experiment in experiments.values()):
         raise NoDataError(f"no training {metric} of {', '.join(names)} in {results.root}: run one of them first.")
     return experiments
 
 
-def all_runs(experiments: Mapping[str, Experiment]) -> pd.DataFrame:
+def all_runs(experiments: Mapping[str, DrawnExperiment]) -> pd.DataFrame:
     """Return the runs of all experiments in one table."""
     frames = [experiment.runs for experiment in experiments.values()]
     return pd.concat([frame for frame in frames if not frame.empty], ignore_index=True)
 
 
-def missing(names: Sequence[str], experiments: Mapping[str, Experiment]) -> list[str]:
+def missing(names: Sequence[str], experiments: Mapping[str, DrawnExperiment]) -> list[str]:
     """Return the experiments that have no results."""
     return [name for name in names if name not in experiments or not experiments[name].has_results]
 
 
-def time_note(experiments: Mapping[str, Experiment]) -> str:
+def time_note(experiments: Mapping[str, DrawnExperiment]) -> str:
     """Return the caption's sentence on the times of all experiments."""
     own = tuple(pair for experiment in experiments.values() for pair in experiment.own_seconds)
     return Timed(all_runs(experiments), pd.DataFrame(), own).note(style.workload_name)
 
 
-def begin_panel(axes: Axes, name: str, experiment: Experiment, quantity: str) -> str:
+def begin_panel(axes: Axes, name: str, experiment: DrawnExperiment, quantity: str) -> str:
     """Set a panel's title: the model and the data of the runs, not those of the paper, in lines of the panel's width.
 
     A panel without values of ``quantity`` gives the reason, which is returned; an empty text if there are values.
@@ -151,7 +151,7 @@ def to_level(runs: pd.DataFrame, accuracies: pd.DataFrame, label: str, levels: M
 
 
 @dataclass(frozen=True)
-class Contest:
+class TimeContest:
     """A contender and a rival on their way to equal training accuracy, on the seeds that both have."""
 
     ratio: Estimate | None
@@ -164,7 +164,7 @@ class Contest:
     seeds: int
 
 
-def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, str], Contest]:
+def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, str], TimeContest]:
     """Return the contest of every (rival, contender) that share a seed."""
     levels = equal_levels(runs, accuracies)
     took = {label: to_level(runs, accuracies, label, levels) for label in (*RIVALS, *CONTENDERS)}
@@ -182,7 +182,7 @@ def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, st
             pairs = [] if short else [(theirs[seed], ours[seed]) for seed in shared]
             by_seed = tuple(a / b for a, b in pairs if math.isfinite(a) and 0 < b < math.inf)
             rival_never, contender_never = (sum(math.isinf(side[seed]) for seed in shared) for side in (theirs, ours))
-            by_pair[pair] = Contest(ratio, by_seed, rival_never, contender_never, len(shared))
+            by_pair[pair] = TimeContest(ratio, by_seed, rival_never, contender_never, len(shared))
     return by_pair
 
 
@@ -225,7 +225,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     return page.save(figure, folder, "fig11_training_time", legend=legend, caption=text)
 
 
-def _level_note(experiments: Mapping[str, Experiment]) -> str:
+def _level_note(experiments: Mapping[str, DrawnExperiment]) -> str:
     """Return the caption's definition of equal training accuracy in each experiment."""
     fixed, relative = [], []
     for experiment in experiments.values():
@@ -239,7 +239,7 @@ def _level_note(experiments: Mapping[str, Experiment]) -> str:
     return f"Below: equal training accuracy is {levels}; it is measured at evaluations only"
 
 
-def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], Contest], speedups: pd.Series) -> None:
+def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], speedups: pd.Series) -> None:
     """Draw one row per rival: measured ratios with their intervals, filled, and the published one, hollow."""
     axes.axvline(1, color=style.GUIDE, linewidth=0.8)
     labels = style.in_order({label for _, label in by_pair})
@@ -266,7 +266,7 @@ def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], Contest], speed
         panels.explain_empty(axes, "no pair measured", width=24)
 
 
-def _limits(measured: Sequence[Contest]) -> tuple[float, float]:
+def _limits(measured: Sequence[TimeContest]) -> tuple[float, float]:
     """Return the limits of the axis of ratios, the same in all panels.
 
     They hold both sides of 1 and every value; an interval that is too wide (`WIDEST`) leaves the panel.

@@ -42,7 +42,7 @@ _PROJECTED: Final[Any] = {"facecolor": "white", "hatch": "/////", "linewidth": 0
 
 
 @dataclass(frozen=True)
-class Bar:
+class RatioBar:
     """One bar: the time of an optimizer on a machine."""
 
     machine: str
@@ -59,7 +59,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Rows:
+class HardwareRows:
     """The heights in a row of panels: machines from top to bottom, each with its optimizers in the legend's order."""
 
     places: Mapping[tuple[str, str], float]
@@ -71,7 +71,7 @@ class Rows:
     end: float
 
     @classmethod
-    def of(cls, names: Sequence[str], labels: Sequence[str]) -> Rows:
+    def of(cls, names: Sequence[str], labels: Sequence[str]) -> HardwareRows:
         """Return the heights for machines and labels."""
         places: dict[tuple[str, str], float] = {}
         headings: dict[str, float] = {}
@@ -88,16 +88,16 @@ class Rows:
         return cls(places, headings, borders, height - 0.8)
 
 
-def _step_bars(times: Sequence[StepTime], model: str, probe: str) -> list[Bar]:
+def _step_bars(times: Sequence[StepTime], model: str, probe: str) -> list[RatioBar]:
     """Return the step times of a model, all at one inverse update period."""
     return [
-        Bar(time.machine, time.optimizer, time.took.scaled(1e-3), tuple(1e-3 * ms for ms in time.repeats))
+        RatioBar(time.machine, time.optimizer, time.took.scaled(1e-3), tuple(1e-3 * ms for ms in time.repeats))
         for time in times
         if time.probe == probe and time.workload == model and (math.isnan(time.period) or time.period == _PERIOD)
     ]
 
 
-def _target_bars(times: Sequence[TargetTime], experiment: str, workloads: Collection[str]) -> list[Bar]:
+def _target_bars(times: Sequence[TargetTime], experiment: str, workloads: Collection[str]) -> list[RatioBar]:
     """Return the times to target of an experiment on some workloads."""
     bars = []
     for time in times:
@@ -105,11 +105,11 @@ def _target_bars(times: Sequence[TargetTime], experiment: str, workloads: Collec
             reached, runs = time.iterations.reached, time.iterations.took.n
             remark = f"{reached} of {runs}" if reached < runs else ""
             target, label = time.configuration.target.describe(), time.configuration.optimizer
-            bars.append(Bar(time.machine, label, time.seconds, time.by_run, time.projected, remark, target))
+            bars.append(RatioBar(time.machine, label, time.seconds, time.by_run, time.projected, remark, target))
     return bars
 
 
-def _draw(axes: Axes, bars: Sequence[Bar], rows: Rows) -> None:
+def _draw(axes: Axes, bars: Sequence[RatioBar], rows: HardwareRows) -> None:
     """Draw horizontal bars, grouped by machine."""
     finite = [value for bar in bars for value in (bar.took.value, *bar.values) if math.isfinite(value)]
     longest = max(finite, default=1.0)
@@ -142,7 +142,7 @@ def _draw(axes: Axes, bars: Sequence[Bar], rows: Rows) -> None:
         panels.explain_empty(axes, "no data")
 
 
-def _name_rows(axes: Axes, rows: Rows) -> None:
+def _name_rows(axes: Axes, rows: HardwareRows) -> None:
     """Write the names of the optimizers, and above those of each machine its name, to the left of a panel."""
     names = {place: textwrap.fill(name, _NAME_WIDTH) for name, place in rows.headings.items()}
     names |= {place: style.style_of(label).name for (_, label), place in rows.places.items()}
@@ -152,12 +152,12 @@ def _name_rows(axes: Axes, rows: Rows) -> None:
             text.set_fontweight("bold")
 
 
-def _has_interval(bar: Bar) -> bool:
+def _has_interval(bar: RatioBar) -> bool:
     """Return whether a bar has an interval; few runs are dots instead."""
     return bar.took.has_interval and (bar.projected or bar.took.n >= median_minimum())
 
 
-def _draw_bar(axes: Axes, bar: Bar, place: float, scale: float, end: float) -> None:
+def _draw_bar(axes: Axes, bar: RatioBar, place: float, scale: float, end: float) -> None:
     """Draw a bar with its interval, which has an arrow where it leaves the panel at ``end``, or with its runs."""
     look = style.style_of(bar.label)
     if math.isfinite(bar.took.value):
@@ -186,7 +186,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     # times cannot be compared.
     probe = "step_breakdown" if any(time.probe == "step_breakdown" for time in steps) else "iteration_time"
     targets = comparison.target_times(machines)
-    columns: dict[str, tuple[list[Bar], list[Bar]]] = {}
+    columns: dict[str, tuple[list[RatioBar], list[RatioBar]]] = {}
     for title, (model, experiment, workloads) in MODELS.items():
         bars = _step_bars(steps, model, probe), _target_bars(targets, experiment, workloads)
         if any(bars):
@@ -210,8 +210,8 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 
 def _draw_panels(
-    names: Sequence[str], columns: Mapping[str, tuple[Sequence[Bar], Sequence[Bar]]]
-) -> tuple[Figure, list[Bar]]:
+    names: Sequence[str], columns: Mapping[str, tuple[Sequence[RatioBar], Sequence[RatioBar]]]
+) -> tuple[Figure, list[RatioBar]]:
     """Return the figure, and all of its bars.
 
     Args:
@@ -219,7 +219,7 @@ def _draw_panels(
         columns: the bars of the step times and of the times to target, by title of the column.
     """
     by_row = [[bars[row] for bars in columns.values()] for row in (0, 1)]
-    rows = [Rows.of(names, style.in_order(bar.label for bars in of_row for bar in bars)) for of_row in by_row]
+    rows = [HardwareRows.of(names, style.in_order(bar.label for bars in of_row for bar in bars)) for of_row in by_row]
     heights = [max(0.7, _ROW * (of_row.end + 0.8)) for of_row in rows]
     figure, axes = style.new_figure(2, len(columns), height=sum(heights) + 1.0, height_ratios=heights, sharey="row")
     for panel, title in zip(axes[0], columns, strict=True):
@@ -235,7 +235,7 @@ def _draw_panels(
     return figure, [bar for of_row in by_row for drawn in of_row for bar in drawn]
 
 
-def _entries(bars: Sequence[Bar]) -> list[Artist]:
+def _entries(bars: Sequence[RatioBar]) -> list[Artist]:
     """Return the entries of the legend; the bars' names stand beside them."""
     entries: list[Artist] = []
     if any(bar.projected for bar in bars):
@@ -247,7 +247,7 @@ def _entries(bars: Sequence[Bar]) -> list[Artist]:
     return entries
 
 
-def _notes(bars: Sequence[Bar]) -> list[str]:
+def _notes(bars: Sequence[RatioBar]) -> list[str]:
     """Return the caption's sentences on reading the bars."""
     notes = [
         f"Above: mean of a cycle with one refresh in {_PERIOD} steps, on one process. Below: training time to the "

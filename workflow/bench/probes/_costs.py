@@ -18,7 +18,7 @@ EIGEN_OPERATIONS: Final = 9
 """Operations of a symmetric eigendecomposition with vectors, in multiples of d^3 (Golub and Van Loan, section 8.3)."""
 
 
-class Layer(NamedTuple):
+class CostedLayer(NamedTuple):
     """A linear layer."""
 
     m: int
@@ -32,34 +32,34 @@ class Layer(NamedTuple):
 
 
 ENCODER_LAYER: Final = (
-    Layer(1024, 1024),
-    Layer(1024, 1024, shares_input=True),
-    Layer(1024, 1024, shares_input=True),
-    Layer(1024, 1024),
-    Layer(4096, 1024),
-    Layer(1024, 4096),
+    CostedLayer(1024, 1024),
+    CostedLayer(1024, 1024, shares_input=True),
+    CostedLayer(1024, 1024, shares_input=True),
+    CostedLayer(1024, 1024),
+    CostedLayer(4096, 1024),
+    CostedLayer(1024, 4096),
 )
-BERT_LARGE: Final = (*24 * ENCODER_LAYER, Layer(1024, 1024), Layer(1024, 1024))
+BERT_LARGE: Final = (*24 * ENCODER_LAYER, CostedLayer(1024, 1024), CostedLayer(1024, 1024))
 """The 146 layers that are preconditioned."""
 
 
 @dataclass(frozen=True)
-class Cost:
+class LayerCost:
     """What some work must do: operations (a multiplication and an addition are two), and bytes read and written."""
 
     operations: float
     bytes: float
 
-    def milliseconds(self, machine: Machine) -> float:
+    def milliseconds(self, machine: MachineModel) -> float:
         """Return the least time on a machine."""
         return 1000 * max(self.bytes / machine.bandwidth, self.operations / machine.rate)
 
-    def times(self, factor: float) -> Cost:
+    def times(self, factor: float) -> LayerCost:
         """Return the cost of a share or a multiple of the work."""
-        return Cost(factor * self.operations, factor * self.bytes)
+        return LayerCost(factor * self.operations, factor * self.bytes)
 
 
-class Machine(NamedTuple):
+class MachineModel(NamedTuple):
     """A machine's peaks."""
 
     name: str
@@ -69,77 +69,77 @@ class Machine(NamedTuple):
     """Operations of matrix products a second."""
 
 
-def capture_means(layer: Layer, rows: int) -> Cost:
+def capture_means(layer: CostedLayer, rows: int) -> LayerCost:
     """Return the cost of the mean input row; the mean gradient row is the bias's gradient, which costs nothing."""
     read = 0 if layer.shares_input else rows * layer.n
-    return Cost(read, ACTIVATION_BYTES * read + FLOAT * layer.n * (not layer.shares_input))
+    return LayerCost(read, ACTIVATION_BYTES * read + FLOAT * layer.n * (not layer.shares_input))
 
 
-def capture_moments(layer: Layer, rows: int) -> Cost:
+def capture_moments(layer: CostedLayer, rows: int) -> LayerCost:
     """Return the cost of KAISA's ``X^T X`` and ``G^T G``."""
     squares = layer.m**2 + layer.n**2
-    return Cost(2 * rows * squares, ACTIVATION_BYTES * rows * (layer.m + layer.n) + FLOAT * squares)
+    return LayerCost(2 * rows * squares, ACTIVATION_BYTES * rows * (layer.m + layer.n) + FLOAT * squares)
 
 
-def factor_update(d: int) -> Cost:
+def factor_update(d: int) -> LayerCost:
     """Return the cost of a dense factor's update, ``u = J v``, ``J += c u u^T``: J is read twice and written once."""
-    return Cost(4 * d**2, FLOAT * (3 * d**2 + 4 * d))
+    return LayerCost(4 * d**2, FLOAT * (3 * d**2 + 4 * d))
 
 
-def windowed_update(d: int, window: int) -> Cost:
+def windowed_update(d: int, window: int) -> LayerCost:
     """Return the cost of a windowed factor's new column ``c v - U (s * U^T v)``: U is read twice."""
-    return Cost(4 * window * d, FLOAT * (2 * window * d + 3 * d + 2 * window))
+    return LayerCost(4 * window * d, FLOAT * (2 * window * d + 3 * d + 2 * window))
 
 
-def precondition_dense(layer: Layer) -> Cost:
+def precondition_dense(layer: CostedLayer) -> LayerCost:
     """Return the cost of ``J_L D J_R``; the product in between is written and read."""
     m, n = layer.m, layer.n
-    return Cost(2 * m * n * (m + n), FLOAT * (m**2 + n**2 + 4 * m * n))
+    return LayerCost(2 * m * n * (m + n), FLOAT * (m**2 + n**2 + 4 * m * n))
 
 
-def precondition_windowed(layer: Layer, window: int) -> Cost:
+def precondition_windowed(layer: CostedLayer, window: int) -> LayerCost:
     """Return the cost for factors of ``window`` columns.
 
     D is read for its products with U_L and U_R, once for both at best; then ``D -= A B^T`` of inner size 2w reads and
     writes it.
     """
     m, n, w = layer.m, layer.n, window
-    return Cost(8 * w * m * n, FLOAT * (3 * m * n + 4 * w * (m + n)))
+    return LayerCost(8 * w * m * n, FLOAT * (3 * m * n + 4 * w * (m + n)))
 
 
-def precondition_eva(layer: Layer) -> Cost:
+def precondition_eva(layer: CostedLayer) -> LayerCost:
     """Return the cost of ``(D - c g a^T) / damping`` with ``c`` of ``g^T D a``: D is read twice and written once."""
     m, n = layer.m, layer.n
-    return Cost(4 * m * n, FLOAT * (3 * m * n + 2 * (m + n)))
+    return LayerCost(4 * m * n, FLOAT * (3 * m * n + 2 * (m + n)))
 
 
-def precondition_kaisa(layer: Layer) -> Cost:
+def precondition_kaisa(layer: CostedLayer) -> LayerCost:
     """Return the cost of ``Q_L ((Q_L^T D Q_R) / (eigenvalues)) Q_R^T``, four products and a division."""
     m, n = layer.m, layer.n
-    return Cost(4 * m * n * (m + n) + m * n, FLOAT * (2 * m**2 + 2 * n**2 + 10 * m * n))
+    return LayerCost(4 * m * n * (m + n) + m * n, FLOAT * (2 * m**2 + 2 * n**2 + 10 * m * n))
 
 
-def decompose_kaisa(layer: Layer) -> Cost:
+def decompose_kaisa(layer: CostedLayer) -> LayerCost:
     """Return the cost of both factors' eigendecompositions."""
-    return Cost(EIGEN_OPERATIONS * (layer.m**3 + layer.n**3), 2 * FLOAT * (layer.m**2 + layer.n**2))
+    return LayerCost(EIGEN_OPERATIONS * (layer.m**3 + layer.n**3), 2 * FLOAT * (layer.m**2 + layer.n**2))
 
 
-def sgd(layer: Layer) -> Cost:
+def sgd(layer: CostedLayer) -> LayerCost:
     """Return the cost of SGD's step with momentum: weight, gradient and velocity are read, two of them written."""
-    return Cost(4 * layer.m * layer.n, 5 * FLOAT * layer.m * layer.n)
+    return LayerCost(4 * layer.m * layer.n, 5 * FLOAT * layer.m * layer.n)
 
 
-def adamw(layer: Layer) -> Cost:
+def adamw(layer: CostedLayer) -> LayerCost:
     """Return the cost of AdamW's step: four tensors are read, three written."""
-    return Cost(12 * layer.m * layer.n, 7 * FLOAT * layer.m * layer.n)
+    return LayerCost(12 * layer.m * layer.n, 7 * FLOAT * layer.m * layer.n)
 
 
-def both_updates(layer: Layer, window: int | None = None) -> Sequence[Cost]:
+def both_updates(layer: CostedLayer, window: int | None = None) -> Sequence[LayerCost]:
     """Return the costs of the updates of a layer's two factors; window: None for dense ones."""
     sides = (layer.m, layer.n)
     return [factor_update(d) if window is None else windowed_update(d, window) for d in sides]
 
 
-def least_ms(costs: Iterable[Cost], machine: Machine) -> float:
+def least_ms(costs: Iterable[LayerCost], machine: MachineModel) -> float:
     """Return the least time of works that follow one another."""
     return sum(cost.milliseconds(machine) for cost in costs)

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from baselines import build_optimizer
 from mkor_core import Method, Preconditioner
-from workflow.bench.probes._costs import Layer
+from workflow.bench.probes._costs import CostedLayer
 from workflow.bench.probes._counting import DECOMPOSITIONS, META, Counting
 from workflow.bench.probes._links import System
 from workflow.bench.probes._models import PERIOD_FIELDS
@@ -42,7 +42,7 @@ class Kernel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class CountedWork:
     """Kernels, with how many there are of each, or a share of one."""
 
     kernels: tuple[tuple[Kernel, float], ...]
@@ -67,9 +67,9 @@ class Work:
 class Step(NamedTuple):
     """The preconditioner's step for one layer."""
 
-    plain: Work
+    plain: CountedWork
     """Of a step that updates no factor."""
-    update: Work
+    update: CountedWork
     """Of one that does; no window is full yet, and the bytes of cutting one are those of a few columns."""
 
 
@@ -93,7 +93,7 @@ class _Kernels(Counting):
 
 
 @cache
-def of_layer(method: Method, layer: Layer) -> Step:
+def of_layer(method: Method, layer: CostedLayer) -> Step:
     """Return the preconditioner's step for a layer, whatever the method's period of updates."""
     periods = {name: _PERIOD for name in PERIOD_FIELDS if getattr(method, name, None) is not None}
     with META:
@@ -109,11 +109,11 @@ def of_layer(method: Method, layer: Layer) -> Step:
             preconditioner.step()
     preconditioner.remove()
     of_one = (tuple((kernel, number / _LAYERS) for kernel, number in one.kernels.items()) for one in (plain, update))
-    return Step(*map(Work, of_one))
+    return Step(*map(CountedWork, of_one))
 
 
 @cache
-def of_base(name: str) -> Work:
+def of_base(name: str) -> CountedWork:
     """Return the step of a base optimizer for one parameter of a large matrix; name: its file's."""
     with META:
         network = nn.Sequential(*(nn.Linear(_SIDE, _SIDE, bias=False) for _ in range(_LAYERS)))
@@ -125,7 +125,7 @@ def of_base(name: str) -> Work:
         with counting if step else _Kernels():
             optimizer.step()
     parameters = _LAYERS * _SIDE**2
-    return Work(
+    return CountedWork(
         tuple(
             (Kernel(kernel.decomposes, kernel.operations / parameters, kernel.bytes / parameters), float(number))
             for kernel, number in counting.kernels.items()

@@ -29,12 +29,12 @@ from mkor_core.method import Distributed, InPlaceMethod, KLClipping
 from mkor_core.mkor import MKOR
 from mkor_core.ranks.assignment import assign, make_grid
 from workflow.bench.analysis.fits import cycle_mean
-from workflow.bench.probes._costs import FLOAT, Layer
+from workflow.bench.probes._costs import FLOAT, CostedLayer
 from workflow.bench.probes._models import PERIOD, method_of
 from workflow.bench.probes._state_bytes import META
 
 Placement = Literal["replicated", "blocks", "owners"]
-Layers = tuple[Layer, ...]
+Layers = tuple[CostedLayer, ...]
 FIRST_ORDER_NUMBERS: Final = 2
 """Numbers that LAMB and AdamW keep of each parameter."""
 EVA_SUMS: Final = 4
@@ -71,12 +71,12 @@ class Setup:
         return cls(label, method, is_sharded, "blocks" if is_sharded else "replicated")
 
 
-def numbers(layer: Layer) -> int:
+def numbers(layer: CostedLayer) -> int:
     """Return the numbers of D, the bias included."""
     return layer.m * (layer.n + layer.has_bias)
 
 
-def statistic_numbers(method: Method, layer: Layer, *, is_sharded: bool) -> int:
+def statistic_numbers(method: Method, layer: CostedLayer, *, is_sharded: bool) -> int:
     """Return the numbers that a rank adds to the statistics' all-reduce for a layer.
 
     Means: n for the mean input row, 1 for the bias's input and one for the number of rows; and m for the mean gradient
@@ -102,7 +102,7 @@ def owned(method: Method, layers: Layers, ranks: int) -> Mapping[int, Layers]:
         products = float(numbers(layer) * sum(shape))
         costs[str(index)] = method.refresh_cost(shape) if isinstance(method, Distributed) else products
     number = min(ranks, len(layers))
-    by_rank: dict[int, list[Layer]] = {}
+    by_rank: dict[int, list[CostedLayer]] = {}
     for name, place in assign(costs, make_grid(number, 1 / number)).items():
         by_rank.setdefault(place.owner, []).append(layers[int(name)])
     return {rank: tuple(own) for rank, own in by_rank.items()}

@@ -67,7 +67,7 @@ def milliseconds(call: Callable[[], object], device: torch.device, calls: int = 
     return 1000 * (now(device) - start) / calls
 
 
-class StepTimes(NamedTuple):
+class PhaseTimes(NamedTuple):
     """One step's milliseconds by phase, and whether the method refreshed in it."""
 
     refreshed: bool
@@ -115,7 +115,7 @@ class TimedLoop:
         self._batches = cycle([{name: one[share].to(device) for name, one in batch.items()} for batch in first])
         self._steps_done = 0
 
-    def times(self, steps: int) -> list[StepTimes]:
+    def times(self, steps: int) -> list[PhaseTimes]:
         """Return the times of the next steps, after `WARM_UP` untimed ones.
 
         On a GPU the host waits after the last one only: until then it runs ahead of the device, as in training.
@@ -124,7 +124,7 @@ class TimedLoop:
         trained = [self._clocked_step() for _ in range(WARM_UP + steps)]
         return [_times_of(*step) for step in trained[WARM_UP:]]
 
-    def step(self) -> StepTimes:
+    def step(self) -> PhaseTimes:
         """Train one step and return its times."""
         return _times_of(*self._clocked_step())
 
@@ -158,9 +158,9 @@ class TimedLoop:
         return self.train_step(clock), clock
 
 
-def _times_of(refreshed: bool, clock: Clock) -> StepTimes:
+def _times_of(refreshed: bool, clock: Clock) -> PhaseTimes:
     used = clock.nanoseconds
-    return StepTimes(refreshed, {phase: used[phase] / 1e6 for phase in PHASES})
+    return PhaseTimes(refreshed, {phase: used[phase] / 1e6 for phase in PHASES})
 
 
 def in_groups(
@@ -183,9 +183,9 @@ def release(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def over_ranks(steps: Sequence[Sequence[StepTimes]]) -> list[StepTimes]:
+def over_ranks(steps: Sequence[Sequence[PhaseTimes]]) -> list[PhaseTimes]:
     """Return the mean over ranks of the same steps; steps: ``[rank][step]``."""
     return [
-        StepTimes(same_step[0].refreshed, {phase: fmean(step.ms[phase] for step in same_step) for phase in PHASES})
+        PhaseTimes(same_step[0].refreshed, {phase: fmean(step.ms[phase] for step in same_step) for phase in PHASES})
         for same_step in zip(*steps, strict=True)
     ]

@@ -31,7 +31,7 @@ from mkor_core.method import FollowsLoss
 from mkor_core.ranks import comm
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks, _sharding
-from workflow.bench.probes._costs import FLOAT, Layer
+from workflow.bench.probes._costs import FLOAT, CostedLayer
 from workflow.bench.probes._ranks import parallelize, preconditioner_of
 from workflow.bench.probes._sharding import Setup
 from workflow.bench.probes._state_bytes import META, captured
@@ -68,7 +68,7 @@ def predicted(setup: Setup, d: int, workers: int, rank: int) -> dict[str, int]:
     add it up with a count: second moments as upper triangles, and in half precision the count separately in float32. A
     method that follows the loss adds up the loss as well. The rest depends on where the method is placed (`_sharding`).
     """
-    method, layer = setup.method, Layer(d, d)
+    method, layer = setup.method, CostedLayer(d, d)
     assert method is not None  # see `rows`
     rows = torch.empty(ROWS, d, device=META)
     statistic = captured(method, rows, rows)

@@ -82,7 +82,7 @@ class Row(NamedTuple):
     hardware: str
 
 
-class Spectrum(NamedTuple):
+class FactorSpectrum(NamedTuple):
     """The eigenvalues of ``J = c I - U diag(s) U^T`` ``[d, d]`` in short; see the module."""
 
     scale: float
@@ -93,7 +93,7 @@ class Spectrum(NamedTuple):
     leading: float
 
 
-def spectrum(inverse: WindowedInverse) -> Spectrum:
+def spectrum(inverse: WindowedInverse) -> FactorSpectrum:
     """Return the spectrum of an inverse with weights s >= 0 in O(w^2 d), without forming J."""
     scale, dimension = inverse.scale.item(), inverse.rows.shape[-1]
     # The eigenvalues of U diag(s) U^T that are not 0 are those of the gram matrix.
@@ -101,7 +101,7 @@ def spectrum(inverse: WindowedInverse) -> Spectrum:
     values = torch.full((dimension,), scale, dtype=taken.dtype, device=taken.device)
     values[: len(taken)] -= taken
     total = taken.sum().item()
-    return Spectrum(
+    return FactorSpectrum(
         scale,
         values.min().item(),
         values.median().item(),
@@ -135,7 +135,7 @@ class Factors:
             self._method.make_room(state, step)
             self._method.accumulate(state, Captured(a, g, torch.ones_like(norm), norm), step)
 
-    def sides(self, name: str, grad: Tensor) -> Iterator[tuple[str, int, float, Spectrum, float]]:
+    def sides(self, name: str, grad: Tensor) -> Iterator[tuple[str, int, float, FactorSpectrum, float]]:
         """Yield the side, dimension, vector_norm, spectrum and direction_change of a layer's factors, given its D."""
         state = self._states[name]
         for side, update in self._method.one_sided(state, grad).items():

@@ -76,7 +76,7 @@ class Row(NamedTuple):
     hardware: str
 
 
-class Trained:
+class TrainedMethod:
     """A model in training by a run's optimizer, one step after the other."""
 
     def __init__(self, run: Run, data: Workload) -> None:
@@ -121,7 +121,7 @@ class Turn(NamedTuple):
     norm: float
 
 
-def turns(trained: Trained, matrices: Mapping[str, Tensor], momentum: float, steps: int) -> dict[str, list[Turn]]:
+def turns(trained: TrainedMethod, matrices: Mapping[str, Tensor], momentum: float, steps: int) -> dict[str, list[Turn]]:
     """Train ``WARM_UP + steps`` steps and return each matrix's turns in the last ``steps``.
 
     SGD's step is that of the velocity ``v <- momentum v + D`` at the matrix's learning rate.
@@ -148,7 +148,7 @@ def sent(runs: Sequence[Run]) -> dict[str, float]:
     """Return the bytes that this rank hands to collectives in a step, by the run's id; runs on every rank."""
     found = {}
     for run in runs:
-        trained = Trained(run, workloads.create(**run.spec["workload"]))
+        trained = TrainedMethod(run, workloads.create(**run.spec["workload"]))
         comm.reset_bytes_sent()
         trained.train(COUNTED)
         found[run.id] = sum(comm.bytes_sent().values()) / COUNTED
@@ -174,13 +174,13 @@ def measure(plan: Plan) -> Iterator[Row]:
 def _row(
     experiment: str, label: str, run: Run, data: Workload, plain: Counts, sent_bytes: float | None, hardware: str
 ) -> Row:
-    trained = Trained(run, data)
+    trained = TrainedMethod(run, data)
     trained.train(WARM_UP)
     with Counting(torch.device("cpu")) as counts:
         trained.train(COUNTED)
     added = counts.minus(plain)
     # From the start once more, so that the same steps are followed whatever was counted before.
-    again = Trained(run, data)
+    again = TrainedMethod(run, data)
     values = run.hyperparameters
     matrices = {layer: found.module.weight for layer, found in find_layers(again.model, data.exclude).items()}
     followed = turns(again, matrices, values.get("momentum", values.get("beta1", 0.0)), FOLLOWED).values()

@@ -39,7 +39,7 @@ from workflow.bench.probes._models import (
     variant_of,
     wide_autoencoder,
 )
-from workflow.bench.probes._timing import StepTimes, TimedLoop, in_groups
+from workflow.bench.probes._timing import PhaseTimes, TimedLoop, in_groups
 
 EXPERIMENTS: Final = {"autoencoder_inversion": "autoencoder", "bert_inversion": "bert"}
 """Experiments whose optimizers are timed on a CPU, and the name of their model."""
@@ -166,7 +166,7 @@ class Summary(NamedTuple):
 
 
 def summaries(
-    every: Sequence[StepTimes], cycle: Sequence[StepTimes], between: Sequence[StepTimes]
+    every: Sequence[PhaseTimes], cycle: Sequence[PhaseTimes], between: Sequence[PhaseTimes]
 ) -> dict[int, Summary]:
     """Return a summary by period.
 

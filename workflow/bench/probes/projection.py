@@ -41,8 +41,8 @@ from mkor_core import MKOR, Method
 from mkor_core.method import Distributed
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _costs, _counted_steps, _links, _sharding
-from workflow.bench.probes._costs import FLOAT, Cost, Layer, Machine
-from workflow.bench.probes._counted_steps import Work
+from workflow.bench.probes._costs import FLOAT, CostedLayer, LayerCost, MachineModel
+from workflow.bench.probes._counted_steps import CountedWork
 from workflow.bench.probes._links import System
 from workflow.bench.probes._models import BASE
 from workflow.bench.probes._sharding import Setup
@@ -106,7 +106,7 @@ class Model(NamedTuple):
     name: str
     base: str
     """The base optimizer."""
-    layers: tuple[Layer, ...]
+    layers: tuple[CostedLayer, ...]
     """Those that are preconditioned."""
     parameters: int
     depth: int
@@ -144,21 +144,21 @@ def bert_large() -> Model:
 def gpt_7b() -> Model:
     """Return a GPT-like model with the layers of Llama 2's 7B model (Touvron et al., 2023), and its batch."""
     width, inner, vocabulary, depth = 4096, 11008, 32000, 32
-    square = Layer(width, width)
+    square = CostedLayer(width, width)
     shared = square._replace(shares_input=True)
     block = (
         *(square, shared, shared, square),
-        *(Layer(inner, width), Layer(inner, width, shares_input=True), Layer(width, inner)),
+        *(CostedLayer(inner, width), CostedLayer(inner, width, shares_input=True), CostedLayer(width, inner)),
     )
     layers = depth * block
     parameters = sum(layer.m * layer.n for layer in layers) + 2 * vocabulary * width + (2 * depth + 1) * width
     return Model("gpt_7b", "adamw", layers, parameters, depth, width, vocabulary, sequences=1024, tokens=4096)
 
 
-def machine(system: System) -> Machine:
+def machine(system: System) -> MachineModel:
     """Return a GPU's assumed rates, of TF32 products and of its memory."""
     gpu, assumed = system.gpu, system.assumed
-    return Machine(gpu.name, gpu.bandwidth * assumed.memory, gpu.tf32 * assumed.products)
+    return MachineModel(gpu.name, gpu.bandwidth * assumed.memory, gpu.tf32 * assumed.products)
 
 
 def compute_ms(model: Model, system: System, ranks: int) -> float:
@@ -176,14 +176,14 @@ def capture_ms(method: Method | None, model: Model, system: System, ranks: int) 
     return whole * _sharding.share_of_steps(method.accumulates)
 
 
-def refresh_costs(method: Method, layer: Layer) -> Sequence[Cost]:
+def refresh_costs(method: Method, layer: CostedLayer) -> Sequence[LayerCost]:
     """Return the least costs of the periodic work on one layer."""
     if isinstance(method, MKOR):
         return _costs.both_updates(layer, method.window)
     return [_costs.decompose_kaisa(layer)] if isinstance(method, KAISA) else []
 
 
-def layer_cost(method: Method, layer: Layer) -> Cost:
+def layer_cost(method: Method, layer: CostedLayer) -> LayerCost:
     """Return the least cost of making one layer's V of D."""
     if isinstance(method, MKOR) and method.window is not None:
         return _costs.precondition_windowed(layer, method.window)
@@ -195,8 +195,8 @@ def layer_cost(method: Method, layer: Layer) -> Cost:
 class Amounts(NamedTuple):
     """Functions that return milliseconds or bytes of work on one layer, and of the base optimizer's."""
 
-    refresh: Callable[[Method, Layer], float]
-    precondition: Callable[[Method, Layer, int], float]
+    refresh: Callable[[Method, CostedLayer], float]
+    precondition: Callable[[Method, CostedLayer, int], float]
     """Of so many rows of the layer."""
     update: Callable[[int], float]
     """Of so many parameters."""
@@ -230,7 +230,7 @@ def floor_ms(system: System) -> Amounts:
     """Return the times at the floor; LAMB's update is taken as AdamW's, and decompositions have a rate of their own."""
     here = machine(system)
 
-    def refresh(method: Method, layer: Layer) -> float:
+    def refresh(method: Method, layer: CostedLayer) -> float:
         costs = refresh_costs(method, layer)
         if isinstance(method, KAISA):
             operations = sum(cost.operations for cost in costs)
@@ -240,29 +240,29 @@ def floor_ms(system: System) -> Amounts:
     return Amounts(
         refresh,
         lambda method, layer, rows: layer_cost(method, layer._replace(m=rows)).milliseconds(here),
-        lambda parameters: _costs.adamw(Layer(parameters, 1)).milliseconds(here),
+        lambda parameters: _costs.adamw(CostedLayer(parameters, 1)).milliseconds(here),
     )
 
 
 FLOOR_BYTES: Final = Amounts(
     lambda method, layer: sum(cost.bytes for cost in refresh_costs(method, layer)),
     lambda method, layer, rows: layer_cost(method, layer._replace(m=rows)).bytes,
-    lambda parameters: _costs.adamw(Layer(parameters, 1)).bytes,
+    lambda parameters: _costs.adamw(CostedLayer(parameters, 1)).bytes,
 )
 """The bytes that must be read and written at least."""
 
 
-def counted(model: Model, measure: Callable[[Work], float]) -> Amounts:
+def counted(model: Model, measure: Callable[[CountedWork], float]) -> Amounts:
     """Return the amounts by the kernels of the code, as ``measure`` returns milliseconds or bytes of a work.
 
     A layer's rows on a rank are counted as that share of the layer.
     """
 
-    def refresh(method: Method, layer: Layer) -> float:
+    def refresh(method: Method, layer: CostedLayer) -> float:
         step = _counted_steps.of_layer(method, layer)
         return max(0.0, measure(step.update) - measure(step.plain))
 
-    def precondition(method: Method, layer: Layer, rows: int) -> float:
+    def precondition(method: Method, layer: CostedLayer, rows: int) -> float:
         return measure(_counted_steps.of_layer(method, layer).plain) * rows / layer.m
 
     return Amounts(refresh, precondition, lambda number: measure(_counted_steps.of_base(model.base)) * number)
@@ -330,7 +330,7 @@ def rows_of(setup: Setup, model: Model, ranks: int) -> Iterator[Row]:
             "update_ms": at_floor["update"],
             "gradients_ms": gradients_ms(setup, model, system, ranks),
         }
-        by_code = pieces(counted(model, partial(Work.milliseconds, system=system)))
+        by_code = pieces(counted(model, partial(CountedWork.milliseconds, system=system)))
         above = sum(ms - at_floor[piece] for piece, ms in by_code.items())
         yield Row(
             source="model",

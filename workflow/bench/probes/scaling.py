@@ -37,7 +37,7 @@ from workflow.bench.probes._models import (
     probe_models,
     wide_autoencoder,
 )
-from workflow.bench.probes._timing import PHASES, SAFE_RATE, StepTimes, TimedLoop, over_ranks
+from workflow.bench.probes._timing import PHASES, SAFE_RATE, PhaseTimes, TimedLoop, over_ranks
 from workflow.bench.support.provenance import usable_cores
 
 EXPERIMENTS: Final = ("autoencoder_inversion", "bert_pretraining", "resnet50_imagenet")
@@ -76,7 +76,7 @@ class Row(NamedTuple):
 class RankResult(NamedTuple):
     """One rank's measurements of one optimizer: a cycle's steps by repeat, and bytes by collective in each step."""
 
-    cycles: list[list[StepTimes]]
+    cycles: list[list[PhaseTimes]]
     sent: list[dict[str, int]]
 
 

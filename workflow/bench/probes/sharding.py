@@ -30,7 +30,7 @@ from mkor_core.capture.discovery import find_layers
 from mkor_core.ranks import comm
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks, _sharding
-from workflow.bench.probes._costs import FLOAT, Layer
+from workflow.bench.probes._costs import FLOAT, CostedLayer
 from workflow.bench.probes._counting import LiveBytes
 from workflow.bench.probes._models import ProbeModel, wide_autoencoder
 from workflow.bench.probes._ranks import parallelize, preconditioner_of
@@ -78,7 +78,7 @@ class Row(NamedTuple):
     hardware: str
 
 
-class Measured(NamedTuple):
+class MeasuredRank(NamedTuple):
     """What one rank measured of one optimizer, in bytes."""
 
     kept: dict[str, int]
@@ -87,12 +87,12 @@ class Measured(NamedTuple):
     """By collective, in each step."""
 
 
-def train(model: ProbeModel, labels: Sequence[str]) -> dict[str, Measured]:
+def train(model: ProbeModel, labels: Sequence[str]) -> dict[str, MeasuredRank]:
     """Train a cycle of every optimizer; runs on every rank."""
     return {label: _measured(model, Setup.of(label, REFRESH_EVERY)) for label in labels}
 
 
-def _measured(model: ProbeModel, setup: Setup) -> Measured:
+def _measured(model: ProbeModel, setup: Setup) -> MeasuredRank:
     network = parallelize(model.data.model(seed=0), is_sharded=setup.is_sharded)
     preconditioner = None if setup.method is None else preconditioner_of(setup, network)
     optimizer = torch.optim.SGD(network.parameters(), lr=SAFE_RATE, momentum=0.9)
@@ -119,14 +119,14 @@ def _measured(model: ProbeModel, setup: Setup) -> Measured:
     kept = {quantity: sum(local(tensor).nbytes for tensor in of_one) for quantity, of_one in tensors.items()}
     if preconditioner is not None:
         kept |= {"preconditioner_state": preconditioner.memory_bytes(), "peak_live": peak}
-    return Measured(kept, sent)
+    return MeasuredRank(kept, sent)
 
 
 def rows(model: ProbeModel, labels: Sequence[str], workers: Sequence[int], hardware: str) -> Iterator[Row]:
     """Yield the rows of some optimizers on some numbers of processes."""
     network = model.data.model(seed=0)
     found = find_layers(network, model.data.exclude).values()
-    layers = tuple(Layer(layer.d_out, layer.d_w, has_bias=layer.has_bias) for layer in found)
+    layers = tuple(CostedLayer(layer.d_out, layer.d_w, has_bias=layer.has_bias) for layer in found)
     for number in workers:
         by_rank = _ranks.run(number, train, model, tuple(labels))
         for label, rank in product(labels, range(number)):

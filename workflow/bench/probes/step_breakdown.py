@@ -35,7 +35,7 @@ from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks, _timing
 from workflow.bench.probes._models import PERIOD, ProbeModel, TimedOptimizer, optimizers, probe_models
-from workflow.bench.probes._timing import PHASES, SAFE_RATE, StepTimes, TimedLoop, in_groups, over_ranks
+from workflow.bench.probes._timing import PHASES, SAFE_RATE, PhaseTimes, TimedLoop, in_groups, over_ranks
 
 EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
 CORES: Final = "all"
@@ -68,7 +68,7 @@ class Row(NamedTuple):
     threads: int
 
 
-Cycle = tuple[str, int, list[StepTimes]]
+Cycle = tuple[str, int, list[PhaseTimes]]
 """An optimizer's label, a repeat, and the steps of a whole cycle."""
 
 
@@ -95,7 +95,7 @@ class CycleMeans(NamedTuple):
     ms: float
 
 
-def cycle_means(steps: Sequence[StepTimes], phase: str) -> CycleMeans:
+def cycle_means(steps: Sequence[PhaseTimes], phase: str) -> CycleMeans:
     """Return a phase's mean times over the steps of whole cycles."""
     times = {kind: [step.ms[phase] for step in steps if step.refreshed is kind] for kind in (True, False)}
     means = {kind: fmean(values) if values else math.nan for kind, values in times.items()}

@@ -25,8 +25,8 @@ from workflow.bench.plan import artefacts
 from workflow.bench.plan.artefacts import Artefact, Kind, available
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.sources import NamedRows, files_in, read_sources
-from workflow.bench.site.grids import Grid, grid
-from workflow.bench.site.machines import Machine
+from workflow.bench.site.grids import RunGrid, grid
+from workflow.bench.site.machines import MachineEntry
 from workflow.bench.site.pictures import Line, lines
 from workflow.bench.support.reading import read_text
 
@@ -152,7 +152,7 @@ class Content:
 
     results: Path
     tier_title: str
-    machines: tuple[Machine, ...]
+    machines: tuple[MachineEntry, ...]
     """The machines with verdicts, this one first."""
 
     @cached_property
@@ -201,7 +201,7 @@ class Content:
         counts = Counter(claim.row["verdict"] for claim in self.claims)
         return {verdict: counts[verdict] for verdict in get_args(Verdict) if counts[verdict]}
 
-    def table(self, shown: Shown) -> Grid:
+    def table(self, shown: Shown) -> RunGrid:
         """Return a table's rows."""
         return grid(read_csv(self.results / "tables" / f"{shown.name}.csv"))
 

@@ -57,7 +57,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """The rows with a common heading; without one where the rows of a table are not grouped."""
 
     heading: tuple[str, ...]
@@ -65,11 +65,11 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Grid:
+class RunGrid:
     """A table on a page."""
 
     columns: tuple[Column, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[RunGroup, ...]
     shared: tuple[tuple[str, str], ...] = ()
     """Columns with the same text in every row, and that text."""
 
@@ -79,7 +79,7 @@ class Grid:
         return sum(len(group.rows) for group in self.groups)
 
 
-def grid(rows: Sequence[Mapping[str, str]], *, most_leading: int = 4) -> Grid:
+def grid(rows: Sequence[Mapping[str, str]], *, most_leading: int = 4) -> RunGrid:
     """Return a table's page from its rows as texts.
 
     Leading columns, at most so many, that repeat their texts become headings of groups, in the order of their first
@@ -101,9 +101,9 @@ def grid(rows: Sequence[Mapping[str, str]], *, most_leading: int = 4) -> Grid:
         heading = tuple(row[key] for key in leading)
         by_heading.setdefault(heading, []).append(Row(cells, read_sources(row.get(SOURCES, ""))))
     groups = (
-        Group(tuple(map(_plain, filter(None, heading))), tuple(of_group)) for heading, of_group in by_heading.items()
+        RunGroup(tuple(map(_plain, filter(None, heading))), tuple(of_group)) for heading, of_group in by_heading.items()
     )
-    return Grid(columns, tuple(groups), shared)
+    return RunGrid(columns, tuple(groups), shared)
 
 
 def _with_intervals(row: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ _OF_A_ROW: Final = ("repeats or runs", "reached", "iterations", "iterations meas
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineEntry:
     """One machine's verdicts at a tier."""
 
     folder: Path
@@ -49,13 +49,13 @@ class Machine:
         return {claim: row["verdict"] for claim, row in self.claims.items()}
 
 
-def gather(results: Path, compared: Iterable[Path]) -> tuple[Machine, ...]:
+def gather(results: Path, compared: Iterable[Path]) -> tuple[MachineEntry, ...]:
     """Return this machine and the other folders that have verdicts.
 
     The committed results of the same hardware are the reference, else the first committed ones.
     """
-    own = Machine(results, is_own=True)
-    others = [Machine(folder) for folder in compared if folder.resolve() != results.resolve()]
+    own = MachineEntry(results, is_own=True)
+    others = [MachineEntry(folder) for folder in compared if folder.resolve() != results.resolve()]
     machines = [machine for machine in others if machine.claims]
     committed = [machine for machine in machines if machine.folder.resolve().is_relative_to(REFERENCE)]
     committed.sort(key=lambda machine: machine.hardware != own.hardware)

@@ -35,7 +35,7 @@ from workflow.bench.workloads.base import Workload
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunSetting:
     """How runs are trained on this machine; nothing here changes their numbers."""
 
     device: torch.device
@@ -93,7 +93,7 @@ class Parts:
         return float(self.scheduler.base_lrs[0]) * lr_factor(self.run.spec["schedule"], step, self.run.spec["steps"])
 
 
-def build(run: Run, workload: Workload, setting: Setting, initial_weights: Path | None = None) -> Parts:
+def build(run: Run, workload: Workload, setting: RunSetting, initial_weights: Path | None = None) -> Parts:
     """Return the parts of a run, with the random state of this process set by the run's seed.
 
     initial_weights: the file with the final weights of the run that ``run.start_from`` names; None to keep the

@@ -40,7 +40,7 @@ class MeetingError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchedRank:
     """A process among those that train together; by default it is the only one."""
 
     rank: int = 0
@@ -56,8 +56,8 @@ class Place:
     """Distinguishes restarts of the same processes by the same torchrun."""
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place:
-    """Return this process's place.
+def launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedRank:
+    """Return what this process was launched as.
 
     torchrun, mpiexec (PMI, PALS, Open MPI) or srun sets rank, number of ranks and rank on the machine. If
     ``MASTER_ADDR`` and ``MASTER_PORT`` are not set, the first host of the job and a port derived from its id are used.
@@ -71,7 +71,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
         # SLURM_PROCID without a step belongs to a job script, which is a single process.
         if size is None and rank is not None and name != "SLURM_PROCID":
             raise ConfigError(f"{name} = {rank}: WORLD_SIZE is not set; it must give the number of ranks")
-        return Place()
+        return LaunchedRank()
     name, rank = _number(environment, _RANK, least=0)
     if rank is None:
         raise ConfigError(f"{size_name} = {size}: RANK is not set; it must give the rank of this process")
@@ -80,7 +80,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
     local_rank = _number(environment, _LOCAL_RANK, least=0)[1]
     if local_rank is None:
         raise ConfigError(f"{size_name} = {size}: LOCAL_RANK is not set; it must give the rank on its machine")
-    return Place(
+    return LaunchedRank(
         rank=rank,
         size=size,
         local_rank=local_rank,
@@ -91,7 +91,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
     )
 
 
-def prepare(place: Place, *, deterministic: bool = False) -> None:
+def prepare(place: LaunchedRank, *, deterministic: bool = False) -> None:
     """Set environment variables that torch and CUDA read when they are loaded.
 
     A lost rank is then one line, not stack traces. deterministic: give cuBLAS a workspace that makes its sums repeat.

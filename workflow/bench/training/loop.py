@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mkor_core import Preconditioner
 from workflow.bench.data.batches import Batch
 from workflow.bench.support.errors import first_line
-from workflow.bench.training.build import Parts, Setting, micro_batches, share_batches
+from workflow.bench.training.build import Parts, RunSetting, micro_batches, share_batches
 from workflow.bench.training.replicas import difference
 from workflow.bench.training.state import TrainingState
 
@@ -37,7 +37,7 @@ class InterruptedRunError(Exception):
 class Loop:
     """Trains the remaining steps of a run."""
 
-    def __init__(self, parts: Parts, state: TrainingState, setting: Setting) -> None:
+    def __init__(self, parts: Parts, state: TrainingState, setting: RunSetting) -> None:
         self._parts = parts
         self._state = state
         self._account = state.account

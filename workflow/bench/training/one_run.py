@@ -23,7 +23,7 @@ from workflow.bench.support.config import ConfigError
 from workflow.bench.support.errors import first_line
 from workflow.bench.support.provenance import collect
 from workflow.bench.training import checkpoint
-from workflow.bench.training.build import Setting
+from workflow.bench.training.build import RunSetting
 from workflow.bench.training.loop import DivergedError, InterruptedRunError, Loop, OneRankDivergedError, is_overflow
 from workflow.bench.training.peak_memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from workflow.bench.training.progress import Progress
@@ -51,7 +51,7 @@ def train(
     run: Run,
     workload: Workload,
     folder: RunFolder,
-    setting: Setting,
+    setting: RunSetting,
     *,
     initial_weights: Path | None = None,
     keep_weights: bool = False,
@@ -104,7 +104,7 @@ def _write_record(
     run: Run,
     workload: Workload,
     folder: RunFolder,
-    setting: Setting,
+    setting: RunSetting,
     outcome: Outcome,
     account: Account,
     started: datetime,
@@ -174,7 +174,7 @@ def seconds_of_steps(plan: Plan, run: Run, steps: int, ranks: Ranks) -> list[flo
     own: list[float] = []
     device = torch.device("cuda", torch.cuda.current_device()) if plan.tier.device == "cuda" else torch.device("cpu")
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
-        setting = Setting(device, 0.0, Progress(1, nowhere), lambda: False, ranks=ranks)
+        setting = RunSetting(device, 0.0, Progress(1, nowhere), lambda: False, ranks=ranks)
         try:
             parts, state = prepare(run, made[0], RunFolder(Path(folder)), setting, None)
             with closing(state):

@@ -29,7 +29,7 @@ from typing_extensions import override
 from mkor_core.ranks import comm
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.errors import first_line
-from workflow.bench.training.launcher import MeetingError, Place
+from workflow.bench.training.launcher import LaunchedRank, MeetingError
 from workflow.bench.training.watchdog import SILENCE_SECONDS, Watchdog
 
 _T = TypeVar("_T")
@@ -54,7 +54,7 @@ class Ranks:
     `joined` creates it; `ALONE` stands for a single process.
     """
 
-    def __init__(self, place: Place, store: Store | None = None) -> None:
+    def __init__(self, place: LaunchedRank, store: Store | None = None) -> None:
         self.rank = place.rank
         self.size = place.size
         self._store = store
@@ -162,7 +162,7 @@ class Ranks:
         return self._store is None or self._store.add(f"claim/{name}", 1) == 1
 
 
-ALONE: Final = Ranks(Place())
+ALONE: Final = Ranks(LaunchedRank())
 
 
 class _SumOfParameters(nn.Module):
@@ -199,7 +199,7 @@ def _count_and_reduce(bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 
 @contextmanager
-def joined(place: Place, device: str) -> Iterator[Ranks]:
+def joined(place: LaunchedRank, device: str) -> Iterator[Ranks]:
     """Connect the processes of a launcher and yield this one's `Ranks`; yield `ALONE` for a single process.
 
     All ranks leave together. If one fails, or is silent for half a minute, all processes exit at once, and one line
@@ -257,7 +257,7 @@ def _require_interfaces() -> None:
 
 
 @contextmanager
-def _connecting(place: Place, device: str, watchdog: Watchdog) -> Iterator[None]:
+def _connecting(place: LaunchedRank, device: str, watchdog: Watchdog) -> Iterator[None]:
     """End the job if what stands in the context, which connects the ranks, takes longer than `ARRIVAL_TIMEOUT`."""
     minutes = f"{ARRIVAL_TIMEOUT.total_seconds() / 60:g} minutes"
     if device == "cuda":
@@ -278,7 +278,7 @@ def _connecting(place: Place, device: str, watchdog: Watchdog) -> Iterator[None]
         timer.cancel()
 
 
-def _own_gpu(ranks: Ranks, place: Place, store: Store) -> torch.device:
+def _own_gpu(ranks: Ranks, place: LaunchedRank, store: Store) -> torch.device:
     """Return the GPU of this rank: the one numbered as the rank on its machine, or the only one that it sees.
 
     Raises:
@@ -298,7 +298,7 @@ def _own_gpu(ranks: Ranks, place: Place, store: Store) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _gpu_problem(place: Place, store: Store) -> str:
+def _gpu_problem(place: LaunchedRank, store: Store) -> str:
     """Return which ranks have no GPU of their own, empty if all have; every rank has put its GPU into the store."""
     keys = [f"gpu/{rank}" for rank in range(place.size)]
     store.wait(keys, ARRIVAL_TIMEOUT)
@@ -315,7 +315,7 @@ def _gpu_problem(place: Place, store: Store) -> str:
     return ""
 
 
-def _connect(place: Place, *, hosts: bool = False) -> Store:
+def _connect(place: LaunchedRank, *, hosts: bool = False) -> Store:
     """Return a connection to the store of the job; ``hosts``: this process serves it."""
     try:
         store = TCPStore(
@@ -331,7 +331,7 @@ def _connect(place: Place, *, hosts: bool = False) -> Store:
     return PrefixStore(f"train/{place.attempt}", store)
 
 
-def _meet(place: Place) -> Store:
+def _meet(place: LaunchedRank) -> Store:
     """Return the store, once all ranks have connected to it."""
     store = _connect(place, hosts=place.rank == 0 and not place.has_store)
     store.set(f"connected/{place.rank}", "")

@@ -27,7 +27,7 @@ from workflow.bench.support.errors import DamagedFileError, first_line
 from workflow.bench.support.files import first_free, locked, remove_unfinished
 from workflow.bench.support.reading import read_json
 from workflow.bench.training import checkpoint
-from workflow.bench.training.build import Setting, share_of
+from workflow.bench.training.build import RunSetting, share_of
 from workflow.bench.training.one_run import train
 from workflow.bench.training.precision import choose_algorithms
 from workflow.bench.training.progress import Progress
@@ -106,7 +106,9 @@ class Runner:
             except Timeout:
                 return False
             tier = self._plan.tier
-            setting = Setting(device, tier.checkpoint_minutes, progress, self._stop, tier.checkpoint_steps, self._ranks)
+            setting = RunSetting(
+                device, tier.checkpoint_minutes, progress, self._stop, tier.checkpoint_steps, self._ranks
+            )
             for run, is_done in waiting:
                 if any(self._ranks.gathered(self._stop.asked)):
                     return False
@@ -153,7 +155,7 @@ class Runner:
         needs_weights = keeps_weights and (run.id in self._sources or origin_of(folder) is None)
         return record.has_ended and (not needs_weights or has_weights(folder, run, record))
 
-    def _train(self, run: Run, setting: Setting) -> Status | None:
+    def _train(self, run: Run, setting: RunSetting) -> Status | None:
         """Train a run unless another process has meanwhile; return how it ended, None if another process trained it."""
         folder, progress, name = self._folder(run.id), setting.progress, run.describe()
         with ExitStack() as stack:
@@ -175,7 +177,7 @@ class Runner:
                 return None
             return self._train_locked(run, setting, name, record)
 
-    def _train_locked(self, run: Run, setting: Setting, name: str, record: Record | None) -> Status:
+    def _train_locked(self, run: Run, setting: RunSetting, name: str, record: Record | None) -> Status:
         """Train a run whose lock is held, and report its outcome; record why it is skipped or fails.
 
         record: what the run has left so far, on the first rank.

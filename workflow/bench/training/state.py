@@ -20,7 +20,7 @@ from workflow.bench.support.config import ConfigError
 from workflow.bench.support.errors import DamagedFileError, FileWarning
 from workflow.bench.support.source_code import code_fingerprint
 from workflow.bench.training import checkpoint
-from workflow.bench.training.build import Parts, Setting, build
+from workflow.bench.training.build import Parts, RunSetting, build
 from workflow.bench.training.clocks import clock_of
 from workflow.bench.training.peak_memory import is_out_of_memory, peak_memory_bytes
 from workflow.bench.training.record import MetricsLog, RunFolder
@@ -38,7 +38,7 @@ checkpoint are on the CPU.
 
 
 def prepare(
-    run: Run, workload: Workload, folder: RunFolder, setting: Setting, initial_weights: Path | None
+    run: Run, workload: Workload, folder: RunFolder, setting: RunSetting, initial_weights: Path | None
 ) -> tuple[Parts, TrainingState]:
     """Return the parts and the state of a run, restored from its newest checkpoint that fits, or new.
 
@@ -58,7 +58,7 @@ def prepare(
 
 
 def _resumed(
-    file: Path, run: Run, workload: Workload, folder: RunFolder, setting: Setting
+    file: Path, run: Run, workload: Workload, folder: RunFolder, setting: RunSetting
 ) -> tuple[Parts, TrainingState] | None:
     """Return the parts and the state of a run as a checkpoint saved them; None if it is absent or does not fit.
 
@@ -124,7 +124,7 @@ class TrainingState:
     """
 
     def __init__(
-        self, parts: Parts, folder: RunFolder, setting: Setting, log: MetricsLog | None, saved: Saved | None = None
+        self, parts: Parts, folder: RunFolder, setting: RunSetting, log: MetricsLog | None, saved: Saved | None = None
     ) -> None:
         self._parts = parts
         self._device = setting.device

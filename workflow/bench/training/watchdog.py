@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.errors import first_line
-from workflow.bench.training.launcher import Place
+from workflow.bench.training.launcher import LaunchedRank
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, leave_mark
 
 _BEAT_SECONDS: Final = 1.0
@@ -51,7 +51,7 @@ class Watchdog(threading.Thread):
     """
 
     def __init__(
-        self, place: Place, store: Store, beat: float = _BEAT_SECONDS, silence: float = SILENCE_SECONDS
+        self, place: LaunchedRank, store: Store, beat: float = _BEAT_SECONDS, silence: float = SILENCE_SECONDS
     ) -> None:
         super().__init__(name="watchdog", daemon=True)
         self._place = place

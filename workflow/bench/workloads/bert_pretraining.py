@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from workflow.bench.data import corpus
 from workflow.bench.data.batches import Batch, shuffled_indices
-from workflow.bench.data.masked_pairs import IGNORED, Pairs, PairsOfShards
+from workflow.bench.data.masked_pairs import IGNORED, PairsOfShards, SentencePairs
 from workflow.bench.data.shards import Manifest
 from workflow.bench.workloads import bert
 from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload, evaluation_mode, in_slices, totals
@@ -157,12 +157,12 @@ def _config(parameters: Mapping[str, Any]) -> bert.BertConfig:
     return bert.encoder_config(parameters, positions=positions)
 
 
-def _load(parameters: Mapping[str, Any]) -> tuple[Pairs | PairsOfShards, Pairs | PairsOfShards, str]:
+def _load(parameters: Mapping[str, Any]) -> tuple[SentencePairs | PairsOfShards, SentencePairs | PairsOfShards, str]:
     """Return both splits, and the SHA-256 of the data."""
     size, length = parameters["vocabulary_size"], parameters["sequence_length"]
     if parameters["dataset"] == "docstrings":
         text = corpus.load(size)
-        return Pairs(text.train, size, length), Pairs(text.validation, size, length), text.fingerprint
+        return SentencePairs(text.train, size, length), SentencePairs(text.validation, size, length), text.fingerprint
     manifest = Manifest(_VOCABULARY, length)
     if manifest.vocabulary_size != size:
         raise ValueError(f"vocabulary_size={size}: {manifest.folder} has {manifest.vocabulary_size} word pieces.")

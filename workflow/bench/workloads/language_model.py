@@ -45,7 +45,7 @@ def _refuse_sizes(parameters: Mapping[str, Any]) -> None:
         raise ValueError(f"{hidden_size=} must be a multiple of {heads=}.")
 
 
-class _Block(nn.Module):
+class _DecoderBlock(nn.Module):
     """Causal self-attention and a feed-forward layer four times as wide, each added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -74,7 +74,7 @@ class _Decoder(nn.Module):
         width, layers, deviation = (parameters[name] for name in ("hidden_size", "layers", "initializer_range"))
         self.tokens = nn.Embedding(parameters["vocabulary_size"], width)
         self.positions = nn.Embedding(parameters["sequence_length"], width)
-        blocks = [_Block(width, parameters["heads"]) for _ in range(layers)]
+        blocks = [_DecoderBlock(width, parameters["heads"]) for _ in range(layers)]
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(width)
         for module in self.modules():

@@ -34,7 +34,7 @@ class ResNet20(ImageClassifier):
             for block in range(_BLOCKS):
                 # The first block of a later stage doubles the channels and halves the sides.
                 channels_out = width * 2**stage
-                layers[f"stage{stage + 1}_block{block + 1}"] = Block(channels, channels_out)
+                layers[f"stage{stage + 1}_block{block + 1}"] = ResidualBlock(channels, channels_out)
                 channels = channels_out
         layers |= {
             "average": nn.AdaptiveAvgPool2d(1),
@@ -53,7 +53,7 @@ class ResNet20(ImageClassifier):
         return "ResNet-20" if parameters["width"] == 16 else f"ResNet-20, width {parameters['width']}"
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions with a shortcut around them (He et al.'s option A, which has no parameters).
 
     Maps ``[n, channels_in, size, size]`` to ``[n, channels_out, size', size']``. If the numbers of channels differ,
