@@ -71,6 +71,14 @@ def test_without_memory_it_is_kfac_without_memory():
         assert_close(updated(method, state, c, a, grad), kfac.precondition(other, grad), rtol=1e-12, atol=1e-12)
 
 
+def test_a_constant_gradient_is_cut_to_what_the_wake_forgets():
+    method, state = rule([0.1])
+    c, a, grad = spd(2, 0), spd(3, 1), random(*SHAPE)
+    first = updated(method, state, c, a, grad)
+    assert_close(first, torch.linalg.solve(c, grad) @ a.inverse())
+    assert_close(updated(method, state, c, a, grad), 0.2 * first)
+
+
 def test_the_released_product_is_not_the_sum():
     """Truth: both dense, at the second step, with the memory that the first one left."""
     values = {}

@@ -231,3 +231,16 @@ def test_without_a_mean_input_it_is_muon():
     assert_close(ours, trained("normuon", inputs))
     moved = trained("mkor_muon", inputs + 2, base="normuon", inverse_update_period=1)
     assert not torch.allclose(moved[0], trained("normuon", inputs + 2)[0], rtol=1e-3)
+
+
+def test_a_moment_that_commutes_with_d_t_d_leaves_the_polar_factor_alone():
+    """So msgn(D K^-1) = msgn(D), for K = I above all."""
+    u, v = torch.linalg.qr(random(4, 4))[0], torch.linalg.qr(random(4, 4, seed=1))[0]
+    scales = torch.tensor([3.0, 1.0, 0.5, 0.2], dtype=torch.float64)
+    grad, moment = u @ torch.diag(scales) @ v.T, v @ torch.diag(scales.flip(0)) @ v.T
+    method = NewtonMuon(damping=1e-9, bias="joint", factor_decay=0.0)
+    state = method.initial_state(LayerShape(4, 4), torch.float64, torch.device("cpu"))
+    method.accumulate(state, captured(moment), 0)
+    update = method.precondition(state, grad)
+    assert (update / update.norm() - grad / grad.norm()).norm() > 0.2
+    assert_close(polar_factor(update, "exact"), polar_factor(grad, "exact"))
