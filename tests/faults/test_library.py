@@ -46,6 +46,9 @@ from tests.support.tally import count
 
 LIBRARY = tuple(str(Path(package.__file__).parent) for package in (mkor_core, baselines) if package.__file__)
 
+OF_INPUTS = ("foof", "mac", "mkor_muon")
+"""Variants that take nothing from the gradients of a convolution's outputs."""
+
 every_setting = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 pytestmark = [
     pytest.mark.parametrize("variant", VARIANTS),
@@ -104,6 +107,8 @@ def test_a_step_that_is_not_finite_leaves_factors_and_gradients_alone(
     for misuse in POISONED:
         if variant == "mkor released" and "infinit" in misuse:
             continue  # the rule clamps infinite rows
+        if variant in OF_INPUTS and kind == "convolution" and "loss" in misuse:
+            continue  # such a loss leaves the inputs finite, and so these statistics
         caplog.clear()
         make = partial(Session, *VARIANTS[variant], kind, dtype)
         misused(check_not_finite, make, Session("sgd", {}, kind, dtype), misuse, caplog)
