@@ -23,7 +23,7 @@ FAULT_TESTS = tests/faults $(filter-out tests/faults/% tests/test_tally.py, $(sh
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce evidence field test test-faults test-mutations test-kernels test-slurm timing compare tune partial status refresh crate bench benchmark lock clean
+.PHONY: help reproduce evidence field test test-types test-all test-faults test-mutations test-kernels test-slurm timing compare tune partial status refresh crate bench benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,9 +59,15 @@ field: $(INSTALLED) ## compare every optimizer, equally tuned, on four workloads
 test: $(INSTALLED) ## check lint, formatting and types, and run all tests, including a miniature pipeline
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
+	@$(MAKE) --no-print-directory --jobs=2 test-types test-all
+
+# Two targets, so that the checks that use one core run beside the tests.
+test-types: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow/Snakefile workflow/rules
 	$(BIN)/snakemake --lint
+
+test-all: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(call quoted,$(value WORKERS)) --dist loadscope --no-loadscope-reorder
 
 # Single tests, not files, are shared among the workers: most of the time goes to a few files.

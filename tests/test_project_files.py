@@ -35,7 +35,7 @@ def test_hosted_tests_run_what_developers_run():
 def test_hooks_are_checks_of_make_test_with_its_tools():
     (repository,) = read(".pre-commit-config.yaml")["repos"]
     assert repository["repo"] == "local"
-    recipe = MAKEFILE.split("\ntest: ")[1].split("\n\n")[0].replace("$(BIN)", ".venv/bin")
+    recipe = MAKEFILE.split("\ntest: ")[1].split("\ntest-all: ")[0].replace("$(BIN)", ".venv/bin")
     for hook in repository["hooks"]:
         assert hook["language"] == "system"
         assert hook["entry"].removesuffix(" --force-exclude") in recipe
