@@ -50,11 +50,6 @@ BLOCK: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path / "config")
-
-
 def test_plan_imports_no_torch_and_is_quick():
     """Snakemake loads the plan at every start, and login nodes must not import torch."""
     code = (

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.experiments import block, load, make_folder, optimizer, write
+from tests.support.experiments import block, load, optimizer, write
 from workflow.bench.plan.runs import TunedOptimizer
 from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tuning import Ranking, is_near_an_end, points, trial_values
@@ -26,11 +26,6 @@ GOLDEN = (1 + math.sqrt(5)) / 2
 
 def tuning(**changes: Any) -> dict[str, Any]:
     return {"trials": 4, "studies": 3, "seed": 9, "metric": LOSS, "space": {"lr": {"log": [0.001, 10.0]}}} | changes
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path / "config")
 
 
 @given(SEEDS, st.integers(1, 300))

@@ -10,7 +10,6 @@ import pytest
 
 from workflow.bench.support import provenance
 from workflow.bench.support.config import ConfigError
-from workflow.bench.support.errors import UnreadableError
 from workflow.bench.support.provenance import hardware_slug
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -97,11 +96,4 @@ def test_the_machines_name_is_kept(tmp_path: Path):
 def test_a_damaged_file_of_machine_names_is_told_in_one_line(saved: str, tmp_path: Path):
     (tmp_path / "hardware").write_text(saved, encoding="latin-1")
     with pytest.raises(ConfigError, match=f"^{tmp_path}/hardware: "):
-        hardware_slug(tmp_path, "cpu")
-
-
-def test_a_folder_of_machine_names_is_told_in_one_line(tmp_path: Path):
-    """What else may be in a file's place is the matter of `test_reading.py`."""
-    (tmp_path / "hardware").mkdir()
-    with pytest.raises(UnreadableError, match="hardware: cannot be read: it is a folder"):
         hardware_slug(tmp_path, "cpu")
