@@ -19,7 +19,7 @@ from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tiers import Tier
 from workflow.bench.plan.tuned_values import TunedValues, UnfinishedError
 from workflow.bench.plan.tuning import Ranking, trial_values
-from workflow.bench.support.config import ConfigError, checked_stem, did_you_mean, error, shown_path, with_defaults
+from workflow.bench.support.config import ConfigError, checked_stem, error, require_known, shown_path, with_defaults
 
 MAX_CHAIN: Final = 100
 """The largest number of experiments that start from one another in a row."""
@@ -96,12 +96,11 @@ class Experiments:
         sources: list[str] = []
         for index, block in enumerate(self._contents[name]["tiers"][self._tier.name]):
             source = (block.get("start_from") or {}).get("experiment")
-            # At this tier: the weights of another tier's model would not fit.
-            if source is not None and source not in self._names:
-                key = ("tiers", self._tier.name, index, "start_from", "experiment")
-                must = f"unknown experiment at tier '{self._tier.name}'; {did_you_mean(source, self._names)}"
-                raise error(self._files[name], key, source, must)
             if source is not None:
+                key = ("tiers", self._tier.name, index, "start_from", "experiment")
+                # The weights of another tier's model would not fit.
+                what = f"unknown experiment at tier '{self._tier.name}'"
+                require_known(self._files[name], key, source, what, self._names)
                 sources.append(source)
         return sources
 
@@ -143,9 +142,7 @@ class Experiments:
 
     def _tuned_values(self, name: str, like: str) -> TunedValues:
         """Return an experiment's tuned values. like: the experiment of which another tier's values are taken."""
-        if like not in self._contents:
-            must = f"unknown experiment; {did_you_mean(like, self._contents)}"
-            raise error(self._files[name], ("tuned_from",), like, must)
+        require_known(self._files[name], ("tuned_from",), like, "unknown experiment", self._contents)
         tuned = self._folder / "tuned"
         of_another = tuned / self._tier.tuned_like / f"{like}.yaml" if self._tier.tuned_like else None
         return TunedValues(tuned / self._tier.name / f"{name}.yaml", self._signatures, of_another)
@@ -165,9 +162,7 @@ class Experiments:
         if name in self.unfinished:
             raise UnfinishedError(self.unfinished[name])
         jobs = self._expanded[name].jobs
-        if label not in jobs:
-            must = f"unknown label of experiment '{name}'; {did_you_mean(label, jobs)}"
-            raise error(file, (*key, "optimizer"), label, must)
+        require_known(file, (*key, "optimizer"), label, f"unknown label of experiment '{name}'", jobs)
         runs = jobs[label].by_seed.get(seed, ())
         # A sweep has several runs of a seed: which one is meant, the file must say by another label.
         if len(runs) != 1:

@@ -28,6 +28,7 @@ from workflow.bench.support.config import (
     error,
     read_mapping,
     refuse_folder,
+    require_known,
     schema,
     shown_path,
     shown_value,
@@ -84,9 +85,7 @@ class Plan:
         chosen = {**read_mapping(file), **{key: value for key, value in settings.items() if value is not None}}
         check(chosen, schema("config"), file)
         tiers = read_tiers(folder / "tiers")
-        if chosen["tier"] not in tiers:
-            must = f"unknown tier; {did_you_mean(chosen['tier'], tiers)}"
-            raise error(file, ("tier",), chosen["tier"], must)
+        require_known(file, ("tier",), chosen["tier"], "unknown tier", tiers)
         tier = tiers[chosen["tier"]]
         files = Experiments(folder, tier, tiers, for_tuning=for_tuning)
         results, hardware = Path(chosen["results"]), chosen["hardware"]

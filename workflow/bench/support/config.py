@@ -93,6 +93,13 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     return f"known: {', '.join(names)}" if names else "none is known"
 
 
+def require_known(file: Path | str, key: Key, value: Any, what: str, known: Iterable[str]) -> None:
+    """Raise `ConfigError`, ``what; did you mean ...``, unless a value is one of ``known``."""
+    names = list(known)
+    if value not in names:
+        raise error(file, key, value, f"{what}; {did_you_mean(value, names)}")
+
+
 _TAG: Final = "tag:yaml.org,2002:"
 _DECIMAL: Final = r"(?:0|[1-9][0-9]*)"
 _PLAIN: Final = {
