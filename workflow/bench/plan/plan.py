@@ -34,7 +34,7 @@ from workflow.bench.support.config import (
     shown_value,
 )
 from workflow.bench.support.names import name_rule
-from workflow.bench.support.provenance import NO_GPU, gpu_names, hardware_slug, saved_or_own_name, usable_cores
+from workflow.bench.support.provenance import NO_GPU, gpu_names, machine_name, save_machine_name, usable_cores
 
 REFERENCE: Final = ROOT / "results" / "reference"
 """Small results of other machines that are kept in the repository, in folders ``<hardware>/<tier>``."""
@@ -66,7 +66,7 @@ class Plan:
     def load(cls, config_dir: Path | str = CONFIG, *, for_tuning: bool = False, **settings: Any) -> Plan:
         """Return the plan of a configuration folder.
 
-        Writes only the machine's name, once, after all files are checked (`hardware_slug`). Needs no GPU at any tier.
+        Writes only the machine's name, once, after all files are checked. Needs no GPU at any tier.
 
         Args:
             config_dir: the configuration folder.
@@ -93,11 +93,11 @@ class Plan:
             raise error(file, ("results",), chosen["results"], f"must be a folder, but {taken} is none")
         # Not saved yet: a plan that is refused writes nothing.
         if hardware == "auto":
-            hardware = saved_or_own_name(results, tier.device)
+            hardware = machine_name(results, tier.device)
         rounds = read_rounds(results / hardware / tier.name, tier)
         experiments = files.expand(rounds)
         if chosen["hardware"] == "auto":
-            hardware_slug(results, tier.device)  # saves the name, now that all files have been checked
+            save_machine_name(results, tier.device, hardware)  # now that all files have been checked
         notes = list(files.notes)
         if hardware == NO_GPU:
             without = "trains on a GPU, but nvidia-smi lists none: this machine cannot run this plan"

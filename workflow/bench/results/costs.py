@@ -5,15 +5,13 @@ The module imports neither torch nor pandas.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import Kind, planned_artefacts, planned_probes
-from workflow.bench.results.rows import read_csv
+from workflow.bench.results.rows import csv_text, read_csv
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.cost_line import Cost, cost_in, total
 from workflow.bench.support.provenance import usable_cores
@@ -79,12 +77,11 @@ def _total(logs: Iterable[Path]) -> Cost | None:
 
 def text_of(costs: Iterable[JobCost]) -> str:
     """Return the text of a ``costs.csv``, rounded to what is repeatable: seconds, and MB."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(JobCost._fields)
-    for name, *numbers in costs:
-        writer.writerow([name, *("" if number is None else f"{number:.0f}" for number in numbers)])
-    return text.getvalue()
+    fields = (zip(JobCost._fields, cost, strict=True) for cost in costs)
+    rounded = (
+        {key: value if isinstance(value, str | None) else f"{value:.0f}" for key, value in each} for each in fields
+    )
+    return csv_text(JobCost._fields, rounded)
 
 
 def read_costs(file: Path) -> list[JobCost]:
