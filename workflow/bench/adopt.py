@@ -72,7 +72,7 @@ def adopt(plan: Plan, reference: Path = REFERENCE) -> list[str]:
         for folder in (RunFolder.of(plan.results, run.id) for run in sets[key]):
             if folder.origin.is_file():
                 with locked(folder.lock):
-                    _clear(folder)
+                    forget(folder)
     by_source: dict[tuple[str, str], list[Key]] = defaultdict(list)
     for key in sorted(usable - refused):
         by_source[key[0], offers[key].hardware].append(key)
@@ -209,7 +209,7 @@ def _write(plan: Plan, run: Run, archive: Archive) -> None:
     with locked(folder.lock):
         if _here(plan, run).machine is not None:
             return
-        _clear(folder)
+        forget(folder)
         write_spec(plan.results, run)
         write_atomically(folder.metrics, archive.runs[run.id].metrics)
         write_json(folder.origin, archive.hardware)
@@ -217,7 +217,8 @@ def _write(plan: Plan, run: Run, archive: Archive) -> None:
         write_json(folder.summary, archive.runs[run.id].summary)
 
 
-def _clear(folder: RunFolder) -> None:
+def forget(folder: RunFolder) -> None:
+    """Delete a run's record, and its checkpoints: a run that goes on from an old one would mix results of two codes."""
     for file in (folder.summary, folder.origin, folder.metrics, *folder.path.glob(f"{folder.checkpoint.name}*")):
         file.unlink(missing_ok=True)
 

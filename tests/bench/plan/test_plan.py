@@ -112,6 +112,7 @@ def test_start_from_enters_the_spec_and_orders_the_jobs(folder: Path):
     job = plan.job("after", "sgd")
     assert job.upstream == (("first", "sgd"),)
     assert {run.start_from for run in job.runs} == {source.id}
+    assert [run.lineage for run in job.runs] == [(run.spec, source.spec) for run in job.runs]
     assert plan.started_from == {source.id}
 
     # Another learning rate of the first experiment changes the runs that start from it.

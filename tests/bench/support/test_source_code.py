@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.experiments import block, load, optimizer, write
 from workflow.bench.support import source_code
 from workflow.bench.support.config import ROOT
 from workflow.bench.support.source_code import code_fingerprint, probe_fingerprint, reachable, run_files
@@ -108,16 +107,6 @@ def test_a_run_depends_on_the_code_of_the_run_that_it_starts_from(monkeypatch: p
     edited(monkeypatch, "baselines/kfac/kaisa.py")
     assert code_fingerprint([tuned]) == before[0]
     assert code_fingerprint([tuned, pretrained]) != before[1]
-
-
-def test_the_plan_names_the_runs_that_a_run_starts_from(folder: Path):
-    write(folder, "first", block(optimizer("sgd")))
-    start = {"experiment": "first", "optimizer": "sgd"}
-    write(folder, "second", block(optimizer("mkor"), start_from=start))
-    plan = load(folder)
-    (first,), (second,) = plan.job("first", "sgd").runs, plan.job("second", "mkor").runs
-    assert second.start_from == first.id
-    assert second.lineage == (second.spec, first.spec)
 
 
 TRAINED = ("autoencoder", "bert_pretraining", "bert_classification", "resnet20")
