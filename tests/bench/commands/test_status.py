@@ -141,7 +141,7 @@ def write_table(folder: Path, *rows: dict[str, Any]) -> None:
     pd.DataFrame([{**given, **row} for row in rows]).to_csv(folder / "one.runs.csv", index=False)
 
 
-def test_without_runs_the_time_is_that_of_other_machines(plan, monkeypatch, tmp_path):
+def test_without_runs_the_time_is_that_of_other_machines(plan, tmp_path):
     """Truth: by hand. A label's pace counts at this tier alone, that of a workload at any if its parameters agree."""
     embedded, evidence = (tmp_path / "reference" / "other-cpu" / tier for tier in ("embedded", "evidence"))
     write_table(embedded, {"run": "a", "optimizer": "sgd", "wall_seconds": 40.0})
@@ -154,7 +154,6 @@ def test_without_runs_the_time_is_that_of_other_machines(plan, monkeypatch, tmp_
     workload = plan.job("one", "sgd").runs[0].spec["workload"]
     specs = {"b": {"workload": workload}, "c": {"workload": {**workload, "batch_size": 7}}}
     (evidence / "specs.json").write_text(json.dumps(specs))
-    monkeypatch.setattr(status, "REFERENCE", tmp_path / "reference")
     compared = dataclasses.replace(plan, compared=(embedded,))
     elsewhere = status.paces_elsewhere(compared)
     assert left(plan, elsewhere) == status.TimeLeft(20 * (2 * 2.0 + 4 * 3.0), unknown=0, borrowed=6)

@@ -36,10 +36,10 @@ class JobCost(NamedTuple):
     """Peak memory of the largest process, in MB (10^6 bytes)."""
 
     def seconds_on(self, cores: int) -> float | None:
-        """Return the wall seconds that the job adds to a run on so many cores; None if its cost is unknown."""
+        """Return the wall seconds that it adds to a run on so many cores; None if its cost is unknown."""
         if self.core_seconds is None:
             return self.seconds_alone
-        return self.core_seconds / cores
+        return self.core_seconds / cores + (self.seconds_alone or 0)
 
 
 def logged_costs(plan: Plan) -> Iterator[JobCost]:
