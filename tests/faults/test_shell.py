@@ -17,11 +17,12 @@ from hypothesis import given
 from tests.support.experiments import block, make_folder, optimizer, options, write
 from tests.support.fork_server import commands_fork
 from tests.support.shells import (
+    NAMED,
     RAN,
     TEXTS,
     TRIED,
     Ran,
-    cluster_with,
+    configure,
     examples,
     planned_jobs,
     recorded,
@@ -42,54 +43,8 @@ PLAIN = "plainword"
 """A text that is valid everywhere and means nothing to a shell."""
 
 
-def configure(folder: Path, place: str, text: str) -> dict[str, str]:
-    """Write a configuration with a text in one place, and return the settings that choose it.
-
-    Raises:
-        OSError: no file can have this name.
-        ValueError: the same.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    config = make_folder(folder / "config")
-    tier = yaml.safe_load((config / "tiers" / "embedded.yaml").read_text())
-    settings = {"config_dir": "config", "hardware": "test", "tier": "embedded"}
-    entry = optimizer("sgd")
-    match place:
-        case "results" | "hardware" | "tier":
-            settings[place] = text
-        case "results in the file":
-            content = {"tier": "embedded", "results": text, "hardware": "test"}
-            (config / "config.yaml").write_text(yaml.safe_dump(content))
-        case "compare":
-            compared = folder / text / "embedded"
-            compared.mkdir(parents=True)
-            content = {"tier": "embedded", "results": "results", "hardware": "test"}
-            (config / "config.yaml").write_text(yaml.safe_dump({**content, "compare": [f"{text}/embedded"]}))
-        case "name of a tier":
-            (config / "tiers" / f"{text}.yaml").write_text(yaml.safe_dump(tier))
-            settings["tier"] = text
-        case "title of a tier":
-            (config / "tiers" / "embedded.yaml").write_text(yaml.safe_dump({**tier, "title": text}))
-        case "label" | "name":
-            entry |= {place: text}
-    name = text if place == "experiment" else "one"
-    write(config, name, block(entry, optimizer("mkor", base="sgd")), tier=settings["tier"])
-    if place == "title of an experiment":
-        file = config / "experiments" / "one.yaml"
-        file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "title": text, "paper": text}))
-    if place == "config_dir":
-        settings["config_dir"] = config.rename(config.with_name(text)).name
-    if place in ("queue", "data", "folder of a cluster"):
-        profile = folder / (text if place == "folder of a cluster" else "profile")
-        profile.mkdir()
-        (profile / "cluster.yaml").write_text(yaml.safe_dump(cluster_with(place, text)))
-        settings["cluster"] = str(profile)
-    return settings
-
-
 PLACES = (
-    *("results", "results in the file", "hardware", "tier", "compare", "config_dir", "name of a tier"),
-    *("title of a tier", "experiment", "title of an experiment", "label", "name"),
+    *(*NAMED, "results in the file", "title of a tier", "title of an experiment"),
     *("queue", "data", "folder of a cluster"),
 )
 

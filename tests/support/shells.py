@@ -17,6 +17,7 @@ import yaml
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from tests.support.experiments import block, make_folder, optimizer, write
 from tests.support.pbs.cluster import PROFILE
 from workflow.bench.support.config import ROOT
 
@@ -93,6 +94,55 @@ def cluster_with(place: str, text: str) -> dict[str, Any]:
     elif place == "data":
         need |= {"data": [text], "stage": True}
     return content
+
+
+NAMED: Final = ("results", "hardware", "tier", "compare", "config_dir", "name of a tier", "experiment", "label", "name")
+"""Places of `configure` that hold a name or a folder."""
+
+
+def configure(folder: Path, place: str, text: str) -> dict[str, str]:
+    """Write a configuration with a text in one place, and return the settings that choose it.
+
+    Raises:
+        OSError: no file can have this name.
+        ValueError: the same.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    config = make_folder(folder / "config")
+    tier = yaml.safe_load((config / "tiers" / "embedded.yaml").read_text())
+    settings = {"config_dir": "config", "hardware": "test", "tier": "embedded"}
+    entry = optimizer("sgd")
+    match place:
+        case "results" | "hardware" | "tier":
+            settings[place] = text
+        case "results in the file":
+            content = {"tier": "embedded", "results": text, "hardware": "test"}
+            (config / "config.yaml").write_text(yaml.safe_dump(content))
+        case "compare":
+            compared = folder / text / "embedded"
+            compared.mkdir(parents=True)
+            content = {"tier": "embedded", "results": "results", "hardware": "test"}
+            (config / "config.yaml").write_text(yaml.safe_dump({**content, "compare": [f"{text}/embedded"]}))
+        case "name of a tier":
+            (config / "tiers" / f"{text}.yaml").write_text(yaml.safe_dump(tier))
+            settings["tier"] = text
+        case "title of a tier":
+            (config / "tiers" / "embedded.yaml").write_text(yaml.safe_dump({**tier, "title": text}))
+        case "label" | "name":
+            entry |= {place: text}
+    name = text if place == "experiment" else "one"
+    write(config, name, block(entry, optimizer("mkor", base="sgd")), tier=settings["tier"])
+    if place == "title of an experiment":
+        file = config / "experiments" / "one.yaml"
+        file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "title": text, "paper": text}))
+    if place == "config_dir":
+        settings["config_dir"] = config.rename(config.with_name(text)).name
+    if place in ("queue", "data", "folder of a cluster"):
+        profile = folder / (text if place == "folder of a cluster" else "profile")
+        profile.mkdir()
+        (profile / "cluster.yaml").write_text(yaml.safe_dump(cluster_with(place, text)))
+        settings["cluster"] = str(profile)
+    return settings
 
 
 class Planned(NamedTuple):

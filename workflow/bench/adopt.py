@@ -14,7 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from workflow.bench.analysis.wording import integer_ranges
 from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Run
-from workflow.bench.results.archive import SUFFIX, Archive, Kept, read_archive
+from workflow.bench.results.archive import SUFFIX, Archive, read_archive
 from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, read_csv, write_csv
 from workflow.bench.support.command_line import run_command
@@ -35,14 +35,6 @@ from workflow.bench.training.record import RunFolder, origin_of, read_record, wr
 Key = tuple[str, int]
 """An experiment and a seed: the planned runs of both are adopted as a whole."""
 Sets = Mapping[Key, Sequence[Run]]
-
-
-class Offer(NamedTuple):
-    """A whole set of runs that one machine trained."""
-
-    hardware: str
-    records: Mapping[str, Kept]
-    """The record of each run of the set, by id."""
 
 
 class Here(NamedTuple):
@@ -77,14 +69,21 @@ def adopt(plan: Plan, reference: Path = REFERENCE) -> list[str]:
     broken = {key for key in before - usable if not all(here[run.id].is_done for run in sets[key])}
     refused = _to_train(sets, here, usable | before - broken, broken) | broken
     for key in sorted(before & refused):
+        for folder in (RunFolder.of(plan.results, run.id) for run in sets[key]):
+            if folder.origin.is_file():
+                with locked(folder.lock):
+                    forget(folder)
+    by_source: dict[tuple[str, str], list[Key]] = defaultdict(list)
+    for key in sorted(usable - refused):
+        by_source[key[0], offers[key].hardware].append(key)
         for run in sets[key]:
-            _forget(plan, run)
-    chosen = {key: offers[key] for key in sorted(usable - refused)}
-    for key, offer in chosen.items():
-        for run in sets[key]:
-            _write(plan, run, offer)
-    _publish(plan, {run.id for key in (*chosen, *before) for run in sets[key]})
-    return [*remarks, *_adopted(chosen)]
+            _write(plan, run, offers[key])
+    _publish(plan, {run.id for key in before | (usable - refused) for run in sets[key]})
+    for (experiment, hardware), keys in by_source.items():
+        runs = len({run.id for key in keys for run in sets[key]})
+        seeds = integer_ranges(seed for _, seed in keys)
+        remarks.append(f"{experiment}: {runs} runs adopted from {hardware}, seeds {seeds}")
+    return remarks
 
 
 def _here(plan: Plan, run: Run) -> Here:
@@ -100,9 +99,9 @@ def _here(plan: Plan, run: Run) -> Here:
     return Here(origin if valid else None, valid, is_adopted=True)
 
 
-def _offers(plan: Plan, sets: Sets, reference: Path) -> tuple[dict[Key, Offer], list[str]]:
-    """Return a machine's offer for each set that has one, and why other sets of archives cannot be adopted."""
-    offers: dict[Key, Offer] = {}
+def _offers(plan: Plan, sets: Sets, reference: Path) -> tuple[dict[Key, Archive], list[str]]:
+    """Return an archive for each set that one holds whole, and why other sets of archives cannot be adopted."""
+    offers: dict[Key, Archive] = {}
     remarks = []
     for file in sorted(reference.glob(f"*/{plan.tier.name}/*{SUFFIX}")):
         wanted = {key: runs for key, runs in sets.items() if key[0] == file.name.removesuffix(SUFFIX)}
@@ -120,7 +119,7 @@ def _offers(plan: Plan, sets: Sets, reference: Path) -> tuple[dict[Key, Offer], 
                 refused[why].append(key[1])
             else:
                 # The first machine that has a set gives it whole: no set mixes machines.
-                offers.setdefault(key, Offer(archive.hardware, {run.id: archive.runs[run.id] for run in runs}))
+                offers.setdefault(key, archive)
         remarks += [
             f"{shown_path(file)}: not adopted: seeds {integer_ranges(seeds)} {why}" for why, seeds in refused.items()
         ]
@@ -203,30 +202,23 @@ def _to_train(sets: Sets, here: Mapping[str, Here], candidates: set[Key], broken
     return needed
 
 
-def _write(plan: Plan, run: Run, offer: Offer) -> None:
+def _write(plan: Plan, run: Run, archive: Archive) -> None:
     """Write a run's adopted record unless it has one that counts."""
     folder = RunFolder.of(plan.results, run.id)
     folder.path.mkdir(parents=True, exist_ok=True)
     with locked(folder.lock):
         if _here(plan, run).machine is not None:
             return
-        _clear(folder)
+        forget(folder)
         write_spec(plan.results, run)
-        write_atomically(folder.metrics, offer.records[run.id].metrics)
-        write_json(folder.origin, offer.hardware)
+        write_atomically(folder.metrics, archive.runs[run.id].metrics)
+        write_json(folder.origin, archive.hardware)
         # Last, because a run without it counts as not done.
-        write_json(folder.summary, offer.records[run.id].summary)
+        write_json(folder.summary, archive.runs[run.id].summary)
 
 
-def _forget(plan: Plan, run: Run) -> None:
-    """Delete a run's record if it was adopted."""
-    folder = RunFolder.of(plan.results, run.id)
-    if folder.origin.is_file():
-        with locked(folder.lock):
-            _clear(folder)
-
-
-def _clear(folder: RunFolder) -> None:
+def forget(folder: RunFolder) -> None:
+    """Delete a run's record, and its checkpoints: a run that goes on from an old one would mix results of two codes."""
     for file in (folder.summary, folder.origin, folder.metrics, *folder.path.glob(f"{folder.checkpoint.name}*")):
         file.unlink(missing_ok=True)
 
@@ -244,15 +236,6 @@ def _publish(plan: Plan, touched: set[str]) -> None:
             file.unlink(missing_ok=True)
         elif not file.is_file() or {row.get("run") for row in read_csv(file)} != {*job.run_ids}:
             write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
-
-
-def _adopted(chosen: Mapping[Key, Offer]) -> Iterator[str]:
-    by_source: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-    for (experiment, seed), offer in chosen.items():
-        by_source[experiment, offer.hardware].append((seed, len(offer.records)))
-    for (experiment, hardware), found in by_source.items():
-        runs = sum(number for _, number in found)
-        yield f"{experiment}: {runs} runs adopted from {hardware}, seeds {integer_ranges(seed for seed, _ in found)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,8 +21,8 @@ from workflow.bench.plan.artefacts import Kind
 from workflow.bench.results.rows import read_verdicts, write_csv
 from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.results.verification import refuse_links_in
-from workflow.bench.support.command_line import FAILURES, run_command, show
-from workflow.bench.support.config import ConfigError, shown_path, shown_value
+from workflow.bench.support.command_line import FAILURES, aligned, run_command, show
+from workflow.bench.support.config import ConfigError, cut, shown_path, shown_value
 
 ARTEFACTS: Final[tuple[tuple[Kind, str], ...]] = (("figures", "fig16_hardware"), ("tables", "hardware"))
 VERDICTS: Final = "verdicts.csv"
@@ -49,7 +49,8 @@ def compare(plan: Plan, folder: Path) -> Iterator[str]:
     verdicts = {machine.name: read_verdicts(machine.results.root) for machine in machines}
     texts = {name: row["claim"] for by_id in verdicts.values() for name, row in by_id.items()}
     claims = [
-        {"id": name, "claim": text, **{machine: _verdict(by_id, name) for machine, by_id in verdicts.items()}}
+        {"id": name, "claim": text}
+        | {machine: by_id[name]["verdict"] if name in by_id else "" for machine, by_id in verdicts.items()}
         for name, text in sorted(texts.items())
     ]
     write_csv(folder / VERDICTS, ("id", "claim", *verdicts), claims)
@@ -57,10 +58,6 @@ def compare(plan: Plan, folder: Path) -> Iterator[str]:
     yield ""
     kept = [file for file in files if file.suffix in (".pdf", ".csv")]
     yield f"in {shown_path(folder)}: {', '.join(file.name for file in (*kept, folder / VERDICTS))}"
-
-
-def _verdict(by_id: Mapping[str, Mapping[str, str]], claim: str) -> str:
-    return by_id[claim]["verdict"] if claim in by_id else ""
 
 
 def _step_times(machines: Sequence[Machine]) -> Iterator[str]:
@@ -77,15 +74,10 @@ def _step_times(machines: Sequence[Machine]) -> Iterator[str]:
             rows.setdefault(workload, []).append((workload, machine.name, base, number(took), multiples))
     if rows:
         listed = [row for of_workload in rows.values() for row in of_workload]
-        yield from _aligned([("step of", "machine", "optimizer", "ms", "others, as multiples"), *listed])
+        heads = ("step of", "machine", "optimizer", "ms", "others, as multiples")
+        yield from aligned([heads, *listed], names=len(heads), indent="")
     else:
         yield "step times: none; make timing measures them"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _verdict_lines(here: str, judged: Sequence[str], claims: Sequence[Mapping[str, str]]) -> Iterator[str]:
@@ -105,12 +97,12 @@ def _verdict_lines(here: str, judged: Sequence[str], claims: Sequence[Mapping[st
         yield f"claims: {equal} of {len(shared)} verdicts are those of {machine}"
     differing = [row for row in claims if any(row[machine] not in (row[here], "") for machine in others)]
     if differing:
-        shown = [(row["id"], *(row[machine] for machine in (here, *others)), _cut(row["claim"])) for row in differing]
-        yield from _aligned([("claim", "here", *others, ""), *shown])
-
-
-def _cut(claim: str) -> str:
-    return claim if len(claim) <= _BROKEN_AT else f"{claim[: _BROKEN_AT - 3]}..."
+        shown = [
+            (row["id"], *(row[machine] for machine in (here, *others)), cut(row["claim"], _BROKEN_AT))
+            for row in differing
+        ]
+        heads = ("claim", "here", *others, "")
+        yield from aligned([heads, *shown], names=len(heads), indent="")
 
 
 def _given(folders: Sequence[str], plan: Plan) -> tuple[Path, ...]:

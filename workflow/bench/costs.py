@@ -27,7 +27,7 @@ def table(costs: Sequence[JobCost]) -> Iterator[str]:
         shown = ("" if value is None else f"{value:,.0f}" for value in cost[1:])
         yield f"| {' | '.join([cost.name, *shown])} |"
     yield ""
-    minutes = ((every.core_seconds or 0) / _SMALL + (every.seconds_alone or 0)) / 60
+    minutes = (every.seconds_on(_SMALL) or 0) / 60
     yield f"On {_SMALL} cores that is {minutes:.1f} minutes: core-seconds / {_SMALL} + seconds alone."
 
 

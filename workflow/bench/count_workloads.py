@@ -7,8 +7,6 @@ of the tiers ``paper`` and ``single_gpu``. `workflow.cluster.step_seconds` reads
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -21,9 +19,9 @@ from workflow.bench.plan import Plan
 from workflow.bench.plan.step_costs import COLUMNS, FILE, shape_of
 from workflow.bench.probes._counting import META, Counting
 from workflow.bench.probes.sizes import count
+from workflow.bench.results.rows import write_csv
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import shown_path
-from workflow.bench.support.files import write_atomically
 from workflow.bench.workloads.alexnet import SIZE
 
 TIERS: Final = ("paper", "single_gpu")
@@ -75,11 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.count_workloads", description=main.__doc__)
 
     def work(_: argparse.Namespace) -> None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows())
-        write_atomically(FILE, text.getvalue())
+        write_csv(FILE, COLUMNS, rows())
         print(shown_path(FILE))
 
     return run_command(parser, work, arguments)

@@ -7,13 +7,13 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from workflow.bench.adopt import forget
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError
 from workflow.bench.support.files import locked
 from workflow.bench.support.source_code import is_current
-from workflow.bench.training import checkpoint
 from workflow.bench.training.record import RunFolder, read_record
 
 
@@ -40,11 +40,7 @@ def _forget_if_outdated(plan: Plan, run: Run) -> bool:
             return False
         if not summary or is_current(summary, run.lineage):
             return False
-        folder.summary.unlink()
-        folder.metrics.unlink(missing_ok=True)
-        folder.origin.unlink(missing_ok=True)
-        # A run resumed from an old checkpoint would mix the results of old and new code.
-        checkpoint.remove(folder.checkpoint)
+        forget(folder)
     return True
 
 

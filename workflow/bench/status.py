@@ -18,7 +18,7 @@ from workflow.bench.plan.runs import Job, Run
 from workflow.bench.results.costs import ARTEFACTS, kept_costs, nearest_first
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.verification import read_specs
-from workflow.bench.support.command_line import run_command, show
+from workflow.bench.support.command_line import aligned, run_command, show
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.support.files import is_locked
@@ -222,10 +222,7 @@ def report(plan: Plan, *, optimizers: bool = False) -> Iterator[str]:
         for name, experiment in plan.experiments.items()
     }
     cells = [_HEAD, *((name, *row) for name, row in {**rows, "all runs": _row(runs, pace, plan)}.items())]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for name, *numbers in cells:
-        columns = (text.rjust(width) for text, width in zip(numbers, widths[1:], strict=True))
-        yield "  ".join([name.ljust(widths[0]), *columns]).rstrip()
+    yield from aligned(cells, names=1, indent="")
     yield ""
     artefacts = _artefacts(plan)
     yield from (_made(kind, files, all_names=optimizers) for kind, files in artefacts.items())

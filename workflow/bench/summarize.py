@@ -147,17 +147,12 @@ def artifact(plan: Plan) -> str:
             artefacts.append(alone(made.name, parts, costs.get(kind), len(listed)))
     return render(
         "artifact.md.j2",
-        minutes=f"{_seconds(every) / 60:.0f}",
+        minutes=f"{(every.seconds_on(_CORES) or 0) / 60:.0f}",
         memory=f"{(every.peak_mb or 0) / 1000:.1f}",
         machine=plan.hardware,
         artefacts=artefacts,
         costs="\n".join(cost_table(list(costs.values()))),
     )
-
-
-def _seconds(cost: JobCost) -> float:
-    """Return the wall seconds of a sum of costs on `_CORES` cores."""
-    return (cost.core_seconds or 0) / _CORES + (cost.seconds_alone or 0)
 
 
 def made_from(made: Artefact, plan: Plan) -> list[str]:
@@ -180,7 +175,7 @@ def alone(name: str, parts: Sequence[JobCost], drawing: JobCost | None, number: 
     peak = "" if whole.peak_mb is None else f"{whole.peak_mb:,.0f}"
     if peak and any(part.peak_mb is None for part in (*parts, *own)):
         peak = f"≥ {peak}"
-    return {"name": name, "seconds": f"{_seconds(whole):,.0f}", "peak": peak}
+    return {"name": name, "seconds": f"{whole.seconds_on(_CORES) or 0:,.0f}", "peak": peak}
 
 
 def pages(folder: Path = REFERENCE) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from workflow.bench.plan.artefacts import Artefact, describe, planned_probes
 from workflow.bench.plan.pipeline import run_pipeline
 from workflow.bench.probes._load import OtherLoad
 from workflow.bench.results.costs import kept_costs
+from workflow.bench.results.rows import read_csv
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import shown_path
 from workflow.bench.support.provenance import usable_cores
@@ -42,8 +42,7 @@ def expected(probes: Sequence[Artefact], plan: Plan) -> float | None:
 
 def rounds_left_out(table: Path) -> float | None:
     """Return the share of the rounds of the probe `STEP_TIME` in which the machine was busy; None if it is unknown."""
-    with table.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["busy_share"]]
+    rows = [row for row in read_csv(table) if row["busy_share"]]
     return sum(row["left_out"].lower() == "true" for row in rows) / len(rows) if rows else None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.experiments import block, load, make_folder, optimizer, options, write
+from tests.support.experiments import block, load, optimizer, options, write
 from workflow.bench import costs
 from workflow.bench.plan import REFERENCE, Plan
 from workflow.bench.plan.artefacts import available, describe
@@ -56,9 +56,8 @@ def test_the_lines_of_a_log_add_up(log, cost):
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(folder: Path) -> Plan:
     """A plan of two experiments, with logs of one and of three probes."""
-    folder = make_folder(tmp_path / "config")
     write(folder, "one", block(optimizer("sgd"), optimizer("adamw"), seeds=[0, 1]))
     write(folder, "two", block(optimizer("sgd")))
     plan = load(folder)

@@ -19,7 +19,7 @@ import markupsafe
 import pytest
 
 from tests.support import records
-from tests.support.experiments import block, load, make_folder, optimizer, options, write
+from tests.support.experiments import block, load, optimizer, options, write
 from workflow.bench import crate
 from workflow.bench.analysis.captions import as_rst
 from workflow.bench.plan import Plan
@@ -32,9 +32,8 @@ Entity = dict[str, Any]
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Results of one experiment, and Snakemake's records of three jobs in the working folder."""
-    folder = make_folder(tmp_path / "config")
     write(folder, "one", block(optimizer("sgd")))
     plan = load(folder)
     log = "logs/train/one/sgd.log"

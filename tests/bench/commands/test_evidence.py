@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.experiments import block, load, make_folder, optimizer, with_looks, write
+from tests.support.experiments import block, load, make_folder, optimizer, options, with_looks, write
 from workflow.bench import evidence
 from workflow.bench.evidence import next_rounds, undecided
 from workflow.bench.plan import Plan
@@ -85,8 +85,7 @@ def leading(
         return 0
 
     monkeypatch.setattr(evidence, "run_pipeline", pipeline)
-    place = [f"--config-dir={folder}", f"--results={folder.parent / 'results'}", "--hardware=test"]
-    assert evidence.main(place) == 0
+    assert evidence.main(options(folder)) == 0
     return calls
 
 
@@ -119,8 +118,7 @@ def test_it_ends_after_the_last_look(folder: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_failed_pipeline_ends_it_with_its_status(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(evidence, "run_pipeline", lambda *_: 3)
-    place = [f"--config-dir={folder}", f"--results={folder.parent / 'results'}", "--hardware=test"]
-    assert evidence.main(place) == 3
+    assert evidence.main(options(folder)) == 3
 
 
 def test_a_request_to_stop_is_left_to_the_pipeline():

@@ -16,17 +16,12 @@ import pytest
 from tests.bench.data.test_damaged_data import LOADERS
 from tests.support import tally
 from tests.support.disks import free, leave, read_only, small_disk
-from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
+from tests.support.experiments import TIMES, block, load, optimizer, options, rows, write
 from tests.support.killing import Subject, kill
 from tests.support.records import read_metrics, read_summary
 from workflow.bench import train
 from workflow.bench.training import one_run, summary
 from workflow.bench.training.record import RunFolder
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path / "config")
 
 
 @pytest.mark.parametrize(("method", "kills"), [("mkor", 3), ("kaisa", 2)])
@@ -229,9 +224,3 @@ def test_weights_of_another_model_are_refused_in_one_line(folder: Path, capsys: 
     line = capsys.readouterr().err.splitlines()[-1]
     assert "cannot start from the weights of run " in line
     assert "size mismatch for 0.weight" in line
-
-
-def test_more_threads_than_any_machine_has_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]):
-    write(folder, "one", block(optimizer("sgd")))
-    assert train.main(["one", "sgd", f"--threads={10**17}", *options(folder)]) == 1
-    assert capsys.readouterr().err == f"--threads = {10**17}: must be from 1 to 1024\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -294,31 +295,26 @@ def test_the_reference_is_not_merged_into_itself(again, capsys):
     assert (target / RUNS).is_file()
 
 
-def test_a_full_disk_leaves_what_was_there_and_nothing_half_written(again, monkeypatch, capsys):
+def _full(path: Path, value: object) -> None:
+    raise OSError(28, "No space left on device", str(path))
+
+
+def _stuck(source: Path, target: Path, rename: Callable[[Path, Path], None] = os.replace) -> None:
+    if Path(source).name == "new":
+        raise OSError(5, "Input/output error", str(source))
+    rename(source, target)
+
+
+@pytest.mark.parametrize(("patched", "error"), [((merge, "write_json", _full), 28), ((os, "replace", _stuck), 5)])
+def test_what_breaks_a_merge_off_leaves_what_was_there_and_nothing_half_written(
+    again, monkeypatch, capsys, patched, error
+):
     before = _files(again / "reference")
     (_source(again) / "tables" / "hardware.md").write_text("made anew\n")
-
-    def full(path: Path, value: object) -> None:
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(merge, "write_json", full)
-    assert _merge(again) == 1
-    assert "No space left" in capsys.readouterr().err
-    assert _files(again / "reference") == before
-
-
-def test_a_failing_rename_puts_the_old_folder_back(again, monkeypatch):
-    before = _files(again / "reference")
-    rename = merge.os.replace
-
-    def stuck(source: Path, target: Path) -> None:
-        if Path(source).name == "new":
-            raise OSError(5, "Input/output error", str(source))
-        rename(source, target)
-
-    monkeypatch.setattr(merge.os, "replace", stuck)
+    monkeypatch.setattr(*patched)
     assert _merge(again) == 1
     monkeypatch.undo()
+    assert capsys.readouterr().err.startswith(f"[Errno {error}] ")
     assert _files(again / "reference") == before
 
 

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support import records
-from tests.support.experiments import block, load, make_folder, optimizer, options, write
+from tests.support.experiments import block, load, optimizer, options, write
 from tests.support.fuzzing import MISPLACED
 from workflow.bench import refresh, train
 from workflow.bench.training.record import RunFolder
 
 
-def test_only_runs_by_older_code_are_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folder = make_folder(tmp_path / "config")
+def test_only_runs_by_older_code_are_forgotten(folder: Path, capsys: pytest.CaptureFixture[str]):
     write(folder, "one", block(optimizer("sgd"), optimizer("adamw"), seeds=[0, 1]))
     plan = load(folder)
     for label in ("sgd", "adamw"):
@@ -43,9 +42,8 @@ DAMAGES = {"damaged": lambda file, _: file.write_text("{"), "a FIFO": MISPLACED[
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_record_that_cannot_be_read_is_left_and_told_in_one_line(
-    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    damage: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    folder = make_folder(tmp_path / "config")
     write(folder, "one", block(optimizer("sgd"), seeds=[0, 1]))
     plan = load(folder)
     unreadable, older = (RunFolder.of(plan.results, run.id) for run in plan.job("one", "sgd").runs)

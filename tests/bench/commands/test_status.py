@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from tests.support import records
-from tests.support.experiments import block, load, make_folder, optimizer, options, write
+from tests.support.experiments import block, load, optimizer, options, write
 from workflow.bench import plan as planning
 from workflow.bench import status, train
 from workflow.bench.plan import Plan
@@ -31,8 +31,7 @@ def _no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "REFERENCE", tmp_path / "reference")
 
 
-def test_every_run_is_in_one_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folder = make_folder(tmp_path / "config")
+def test_every_run_is_in_one_state(folder: Path, capsys: pytest.CaptureFixture[str]):
     write(folder, "one", block(optimizer("sgd"), optimizer("sgd", "wild", lr=1e30), seeds=[0, 1]))
     assert train.main(["one", "sgd", *options(folder)]) == 0
     assert train.main(["one", "wild", "--seed", "1", *options(folder)]) == 0
@@ -57,9 +56,8 @@ def test_every_run_is_in_one_state(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(folder: Path) -> Plan:
     """Three optimizers, two seeds each, 20 steps; nothing is trained."""
-    folder = make_folder(tmp_path / "config")
     write(folder, "one", block(optimizer("sgd"), optimizer("mkor"), optimizer("kaisa"), seeds=[0, 1]))
     return load(folder)
 
@@ -143,7 +141,7 @@ def write_table(folder: Path, *rows: dict[str, Any]) -> None:
     pd.DataFrame([{**given, **row} for row in rows]).to_csv(folder / "one.runs.csv", index=False)
 
 
-def test_without_runs_the_time_is_that_of_other_machines(plan, monkeypatch, tmp_path):
+def test_without_runs_the_time_is_that_of_other_machines(plan, tmp_path):
     """Truth: by hand. A label's pace counts at this tier alone, that of a workload at any if its parameters agree."""
     embedded, evidence = (tmp_path / "reference" / "other-cpu" / tier for tier in ("embedded", "evidence"))
     write_table(embedded, {"run": "a", "optimizer": "sgd", "wall_seconds": 40.0})
@@ -156,7 +154,6 @@ def test_without_runs_the_time_is_that_of_other_machines(plan, monkeypatch, tmp_
     workload = plan.job("one", "sgd").runs[0].spec["workload"]
     specs = {"b": {"workload": workload}, "c": {"workload": {**workload, "batch_size": 7}}}
     (evidence / "specs.json").write_text(json.dumps(specs))
-    monkeypatch.setattr(status, "REFERENCE", tmp_path / "reference")
     compared = dataclasses.replace(plan, compared=(embedded,))
     elsewhere = status.paces_elsewhere(compared)
     assert left(plan, elsewhere) == status.TimeLeft(20 * (2 * 2.0 + 4 * 3.0), unknown=0, borrowed=6)

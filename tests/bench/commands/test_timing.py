@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.support.experiments import block, load, make_folder, optimizer, options, write
+from tests.support.experiments import block, load, optimizer, options, write
 from workflow.bench import timing
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import describe
@@ -17,9 +17,8 @@ from workflow.bench.probes.step_time import BUSY
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """A plan that is compared with a machine whose costs are known, on two idle cores that are not watched."""
-    folder = make_folder(tmp_path / "config")
     write(folder, "one", block(optimizer("sgd")))
     other = tmp_path / "other-cpu" / "embedded"
     other.mkdir(parents=True)

@@ -33,26 +33,9 @@ from workflow.bench.plan.tiers import FIELD
 from workflow.bench.support import config
 from workflow.bench.support.config import ROOT, ConfigError
 
-BLOCK: dict[str, Any] = {
-    "workload": {"name": "autoencoder", "batch_size": 128},
-    "steps": 20,
-    "evaluate_every": 10,
-    "seeds": [0, 1],
-    "optimizers": [
-        {"name": "sgd", "hyperparameters": {"lr": 0.1, "momentum": 0.9}},
-        {
-            "name": "mkor",
-            "label": "mkor_released",
-            "hyperparameters": {"lr": 1, "update_rule": "released"},
-            "sweep": {"inverse_update_period": [1, 10]},
-        },
-    ],
-}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path / "config")
+RELEASED = optimizer("mkor", "mkor_released", lr=1, update_rule="released")
+SWEPT = {"sweep": {"inverse_update_period": [1, 10]}}
+BLOCK = block(optimizer("sgd", momentum=0.9), {**RELEASED, **SWEPT}, seeds=[0, 1])
 
 
 def test_plan_imports_no_torch_and_is_quick():
@@ -129,6 +112,7 @@ def test_start_from_enters_the_spec_and_orders_the_jobs(folder: Path):
     job = plan.job("after", "sgd")
     assert job.upstream == (("first", "sgd"),)
     assert {run.start_from for run in job.runs} == {source.id}
+    assert [run.lineage for run in job.runs] == [(run.spec, source.spec) for run in job.runs]
     assert plan.started_from == {source.id}
 
     # Another learning rate of the first experiment changes the runs that start from it.
@@ -139,9 +123,9 @@ def test_start_from_enters_the_spec_and_orders_the_jobs(folder: Path):
 
 
 def test_without_optimizer_and_seed_each_run_starts_from_its_own(folder: Path):
-    block = {**BLOCK, "optimizers": [{**BLOCK["optimizers"][0], "label": label} for label in ("sgd", "faster")]}
-    write(folder, "first", block)
-    write(folder, "after", {**block, "start_from": {"experiment": "first"}})
+    both = block(optimizer("sgd"), optimizer("sgd", "faster"), seeds=[0, 1])
+    write(folder, "first", both)
+    write(folder, "after", {**both, "start_from": {"experiment": "first"}})
     plan = load(folder)
     for label in ("sgd", "faster"):
         job = plan.job("after", label)
@@ -149,11 +133,10 @@ def test_without_optimizer_and_seed_each_run_starts_from_its_own(folder: Path):
         sources = {run.seed: run.id for run in plan.job("first", label).runs}
         assert {run.seed: run.start_from for run in job.runs} == sources
 
-    write(folder, "after", {**block, "seeds": [0, 7], "start_from": {"experiment": "first"}})
+    write(folder, "after", {**both, "seeds": [0, 7], "start_from": {"experiment": "first"}})
     with pytest.raises(config.ConfigError, match=r"start_from\.seed = 7: must select one run; .* has 0 of 'sgd'"):
         load(folder)
-    other = {**BLOCK["optimizers"][0], "label": "other"}
-    write(folder, "after", {**BLOCK, "optimizers": [other], "start_from": {"experiment": "first"}})
+    write(folder, "after", block(optimizer("sgd", "other"), start_from={"experiment": "first"}))
     with pytest.raises(config.ConfigError, match=r'start_from\.optimizer = "other": unknown label of experiment'):
         load(folder)
 

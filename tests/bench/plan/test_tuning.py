@@ -13,11 +13,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.experiments import block, load, make_folder, optimizer, write
+from tests.support.experiments import block, load, optimizer, write
 from workflow.bench.plan.runs import TunedOptimizer
 from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tuning import Ranking, is_near_an_end, points, trial_values
-from workflow.bench.support.config import ConfigError
 
 SEEDS = st.integers(0, 2**32 - 1)
 LOSS = {"split": "validation", "metric": "loss"}
@@ -26,11 +25,6 @@ GOLDEN = (1 + math.sqrt(5)) / 2
 
 def tuning(**changes: Any) -> dict[str, Any]:
     return {"trials": 4, "studies": 3, "seed": 9, "metric": LOSS, "space": {"lr": {"log": [0.001, 10.0]}}} | changes
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path / "config")
 
 
 @given(SEEDS, st.integers(1, 300))
@@ -196,27 +190,3 @@ def test_a_grid_is_tried_in_turn_with_the_steps_of_trials(folder: Path):
     assert [trial.run.spec["steps"] for trial in study] == [15] * 3
     assert is_near_an_end(grid["lr"], 0.3, 4)
     assert not is_near_an_end(grid["lr"], 0.2, 4)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"trials": 2}, "must have at most 2 values, the trials"),
-        ({"steps": 9}, "steps = 9: must be at least 10, for 'evaluate_every' and the schedule's milestones"),
-        (
-            {"space": {"lr": {"grid": [0.1]}, "momentum": {"linear": [0.1, 0.9]}}},
-            "must be the only tuned hyperparameter of sgd, which has lr, momentum",
-        ),
-    ],
-)
-def test_a_grid_that_cannot_be_tried_is_refused(folder: Path, changes: dict[str, Any], message: str):
-    given_tuning = tuning(space={"lr": {"grid": [0.1, 0.2, 0.3]}}) | changes
-    write(folder, "one", block(optimizer("sgd", lr="tuned"), steps=20, evaluate_every=10, tuning=given_tuning))
-    with pytest.raises(ConfigError) as caught:
-        load(folder, for_tuning=True)
-    assert message in str(caught.value)
-
-
-def test_what_is_not_tuned_belongs_to_no_study(folder: Path):
-    write(folder, "one", block(optimizer("sgd")))
-    assert [planned.study for planned in load(folder).job("one", "sgd").planned] == [None]

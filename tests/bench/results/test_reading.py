@@ -1,8 +1,10 @@
-"""The tidy CSV files are read with the types of their columns; other values are refused by file, line and column."""
+"""The columns of the tidy CSV files, and their reading: other values are refused by file, line and column."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from tests.support.fuzzing import MISPLACED
 from tests.support.numbers import within
 from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_probes import spectra, write_probe
+from workflow.bench.plan.artefacts import Artefact, available
 from workflow.bench.plan.targets import Target
+from workflow.bench.results.columns import PROBE_PROVENANCE, probe_columns
 from workflow.bench.results.tables import NoDataError, Results
 
 
@@ -90,3 +94,26 @@ def test_an_error_names_the_experiment_or_probe_that_has_no_rows(tmp_path):
         results.some_rows("sizes")
     write_probe(tmp_path, "spectra", spectra())
     assert results.some_rows("spectra").equals(results.probe("spectra"))
+
+
+@pytest.mark.parametrize("name", available("probes"))
+def test_the_columns_of_a_probe_are_the_fields_of_its_row(name):
+    """Truth: the class itself, imported."""
+    fields = get_type_hints(import_module(f"workflow.bench.probes.{name}").Row)
+    types = {field: (get_args(kind) or (kind,))[0] for field, kind in fields.items()}
+    assert probe_columns(name) == types | PROBE_PROVENANCE
+    assert list(probe_columns(name)) == [*fields, *PROBE_PROVENANCE]
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("class Rows: pass", "has no class Row"),
+        ("class Row:\n    sizes: list[int]", "Row.sizes: list\\[int\\]: the type"),
+    ],
+)
+def test_a_probe_without_readable_columns_is_named(source, problem, tmp_path, monkeypatch):
+    (tmp_path / "made_up.py").write_text(source)
+    monkeypatch.setattr(Artefact, "module", property(lambda artefact: tmp_path / f"{artefact.name}.py"))
+    with pytest.raises(ValueError, match=problem):
+        probe_columns("made_up")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.experiments import block, make_folder, optimizer, options, write
+from tests.support.experiments import block, optimizer, options, write
 from tests.support.fuzzing import call
 from tests.support.numbers import WRITTEN, within
 from workflow.bench import make_artefact, prepare, train, tune
@@ -71,9 +71,8 @@ def test_every_numeric_option_is_read_strictly(numeric_options: list[tuple[str, 
 
 
 @pytest.fixture
-def checked_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+def checked_only(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """The arguments of commands that check their options and then do nothing."""
-    folder = make_folder(tmp_path / "config")
     write(folder, "one", block(optimizer("sgd")))
     metric = {"split": "validation", "metric": "loss"}
     tuning = {"trials": 1, "seed": 9, "metric": metric, "space": {"lr": {"log": [0.1, 1.0]}}}

@@ -7,16 +7,16 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.experiments import block, make_folder, optimizer, write
-from tests.support.shells import TEXTS, refused_in_one_line
+from tests.support.shells import NAMED, TEXTS, configure, refused_in_one_line
 from workflow.bench.plan import Plan
 from workflow.bench.plan.hyperparameters import read_signatures
 from workflow.bench.support import names
@@ -78,72 +78,38 @@ def test_the_rule_that_a_folder_breaks_names_the_character(folder: str):
     assert names.folder_rule(folder) == FOLDERS[folder]
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A configuration folder with one experiment."""
-    made = make_folder(tmp_path_factory.mktemp("names") / "config")
-    write(made, "one", block(optimizer("sgd")))
-    return made
-
-
-PLACES = ("results", "hardware", "tier", "compare", "config_dir", "experiment", "tier file", "label", "optimizer")
-
-
-def load_with(config: Path, place: str, text: str) -> Plan | None:
+def planned(folder: Path, place: str, text: str) -> Plan | None:
     """Return the plan with a text in one place; None if no file can have this name."""
-    given: dict[str, Any] = {"results": str(config.parent / "results"), "hardware": "test"}
-    match place:
-        case "results" | "hardware" | "tier":
-            return Plan.load(config, **{**given, place: text})
-        case "compare":
-            return Plan.load(config, **given, compare=[text])
-        case "config_dir":
-            return Plan.load(text, **given)
-        case "label" | "optimizer":
-            write(config, "one", block({**optimizer("sgd"), "label" if place == "label" else "name": text}))
-            try:
-                return Plan.load(config, **given)
-            finally:
-                write(config, "one", block(optimizer("sgd")))
-    file = config / ("experiments/one.yaml" if place == "experiment" else "tiers/paper.yaml")
     try:
-        renamed = file.rename(file.with_name(f"{text}{file.suffix}"))
+        settings = configure(folder, place, text)
     except (OSError, ValueError):
         return None
-    try:
-        return Plan.load(config, **given)
-    finally:
-        renamed.rename(file)
+    with chdir(folder):
+        return Plan.load(**settings)
 
 
-@given(st.sampled_from(PLACES), TEXTS)
+@given(st.sampled_from(NAMED), TEXTS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example("label", "abc\n")
 @example("label", "a" * 300)
 @example("experiment", "x`touch y`")
 @example("results", "a\0b")
-def test_every_text_in_a_configuration_is_refused_in_one_line_or_planned(config: Path, place: str, text: str):
+def test_every_text_in_a_configuration_is_refused_in_one_line_or_planned(tmp_path: Path, place: str, text: str):
     plan = None
     with refused_in_one_line(ConfigError):
-        plan = load_with(config, place, text)
+        plan = planned(tmp_path / "names", place, text)
     if plan is not None:
         words = [plan.hardware, plan.tier.name, *plan.experiments, *(job.label for job in plan.jobs)]
         assert [shlex.quote(word) for word in words] == words
-        assert place in ("results", "hardware", "label", "experiment", "tier file")
 
 
-def test_folders_that_snakemake_would_take_for_a_wildcard_are_refused(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder = config.rename(config.with_name("{x}"))
-    try:
-        with pytest.raises(ConfigError, match=r"config_dir = .*: must not contain '{', which Snakemake reads"):
-            Plan.load(folder, hardware="test")
-    finally:
-        folder.rename(config)
+def test_folders_that_snakemake_would_take_for_a_wildcard_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match=r"config_dir = .*: must not contain '{', which Snakemake reads"):
+        planned(tmp_path / "names", "config_dir", "{x}")
     (tmp_path / "{x}" / "embedded").mkdir(parents=True)
     monkeypatch.setattr("workflow.bench.plan.plan.REFERENCE", tmp_path)
     with pytest.raises(ConfigError, match=r"\{x\}: its name, that of a machine, must consist of lowercase letters"):
-        Plan.load(config, hardware="test")
+        planned(tmp_path / "names", "hardware", "test")
 
 
 @pytest.mark.parametrize("folder", ["baselines", "baselines/muon"])

@@ -10,8 +10,7 @@ import pytest
 
 from workflow.bench.support import provenance
 from workflow.bench.support.config import ConfigError
-from workflow.bench.support.errors import UnreadableError
-from workflow.bench.support.provenance import hardware_slug
+from workflow.bench.support.provenance import machine_name, save_machine_name
 
 A100 = "NVIDIA A100-SXM4-40GB"
 FULL = f"{A100}, 550.54, 40960 MiB"
@@ -85,10 +84,15 @@ def test_without_a_choice_the_hardware_is_all_gpus_and_of_one_in_mig_mode_a_slic
 
 
 def test_the_machines_name_is_kept(tmp_path: Path):
-    slug = hardware_slug(tmp_path, "cpu")
-    assert set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    name = machine_name(tmp_path, "cpu")
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    save_machine_name(tmp_path, "cpu", name)
+    assert json.loads((tmp_path / "hardware").read_text()) == {"cpu": name}
     (tmp_path / "hardware").write_text(json.dumps({"cpu": "another-name"}))
-    assert hardware_slug(tmp_path, "cpu") == "another-name"
+    assert machine_name(tmp_path, "cpu") == "another-name"
+    save_machine_name(tmp_path, "cpu", name)
+    save_machine_name(tmp_path, "cuda", provenance.NO_GPU)
+    assert json.loads((tmp_path / "hardware").read_text()) == {"cpu": "another-name"}
 
 
 @pytest.mark.parametrize(
@@ -97,11 +101,4 @@ def test_the_machines_name_is_kept(tmp_path: Path):
 def test_a_damaged_file_of_machine_names_is_told_in_one_line(saved: str, tmp_path: Path):
     (tmp_path / "hardware").write_text(saved, encoding="latin-1")
     with pytest.raises(ConfigError, match=f"^{tmp_path}/hardware: "):
-        hardware_slug(tmp_path, "cpu")
-
-
-def test_a_folder_of_machine_names_is_told_in_one_line(tmp_path: Path):
-    """What else may be in a file's place is the matter of `test_reading.py`."""
-    (tmp_path / "hardware").mkdir()
-    with pytest.raises(UnreadableError, match="hardware: cannot be read: it is a folder"):
-        hardware_slug(tmp_path, "cpu")
+        machine_name(tmp_path, "cpu")

@@ -48,18 +48,6 @@ def test_what_is_no_file_is_told_at_once(words: str, tmp_path: Path, monkeypatch
             read(file)
 
 
-def test_what_becomes_a_fifo_just_before_it_is_opened_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    file, other = tmp_path / "file", tmp_path / "other"
-    os.mkfifo(file)
-    other.write_bytes(b"1")
-    regular = other.stat()
-    monkeypatch.setattr(Path, "stat", lambda _: regular)
-    with within(10), pytest.raises(UnreadableError, match="it is a FIFO, not a file"):
-        reading.open_regular(file)
-
-
 def test_a_file_too_large_for_memory_is_not_read(tmp_path: Path):
     """It has a size and no content."""
     file = tmp_path / "file"
@@ -106,14 +94,6 @@ def test_nothing_is_read_by_way_of_a_link_below_the_folder(tmp_path: Path):
     for outside in (private / "file", folder / ".." / "private" / "file"):
         with pytest.raises(UnreadableError, match=f"it is not in {folder}$"):
             reading.read_text(outside, within=folder)
-
-
-def test_what_becomes_a_link_just_before_it_is_opened_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "other").write_text("1")
-    (tmp_path / "file").symlink_to(tmp_path / "other")
-    monkeypatch.setattr(Path, "is_symlink", lambda _: False)
-    with pytest.raises(UnreadableError, match=f"^{tmp_path}/file: cannot be read: "):
-        reading.read_text(tmp_path / "file", within=tmp_path)
 
 
 def test_the_first_link_at_any_depth_is_refused_but_in_named_folders(tmp_path: Path):

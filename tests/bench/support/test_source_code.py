@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.experiments import block, load, make_folder, optimizer, options, rows, write
-from workflow.bench import aggregate, train
 from workflow.bench.support import source_code
 from workflow.bench.support.config import ROOT
 from workflow.bench.support.source_code import code_fingerprint, probe_fingerprint, reachable, run_files
@@ -111,17 +109,6 @@ def test_a_run_depends_on_the_code_of_the_run_that_it_starts_from(monkeypatch: p
     assert code_fingerprint([tuned, pretrained]) != before[1]
 
 
-def test_the_plan_names_the_runs_that_a_run_starts_from(tmp_path: Path):
-    folder = make_folder(tmp_path / "config")
-    write(folder, "first", block(optimizer("sgd")))
-    start = {"experiment": "first", "optimizer": "sgd"}
-    write(folder, "second", block(optimizer("mkor"), start_from=start))
-    plan = load(folder)
-    (first,), (second,) = plan.job("first", "sgd").runs, plan.job("second", "mkor").runs
-    assert second.start_from == first.id
-    assert second.lineage == (second.spec, first.spec)
-
-
 TRAINED = ("autoencoder", "bert_pretraining", "bert_classification", "resnet20")
 LOADING = f"""
 import json, os, sys
@@ -191,19 +178,3 @@ def test_imports_are_followed_within_the_given_folders(tmp_path: Path):
         "package/inner/deep.py",
         "start.py",
     ]
-
-
-def test_changed_code_marks_the_runs_of_one_workload_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The mark is in the table of runs; `make status` and `make refresh` ask the same function."""
-    folder = make_folder(tmp_path / "config")
-    resnet = {"name": "resnet20", "dataset": "digits", "batch_size": 16}
-    write(folder, "one", block(optimizer("sgd"), steps=2, evaluate_every=2), tier="embedded")
-    write(folder, "two", block(optimizer("sgd"), steps=2, evaluate_every=2, workload=resnet), tier="embedded")
-    for name in ("one", "two"):
-        assert train.main([name, "sgd", *options(folder)]) == 0
-    edited(monkeypatch, "workflow/bench/workloads/autoencoder.py")
-    marks = {}
-    for name in ("one", "two"):
-        assert aggregate.main([name, *options(folder)]) == 0
-        marks[name] = rows(load(folder).results / f"{name}.runs.csv")[0]["code_current"]
-    assert marks == {"one": "false", "two": "true"}

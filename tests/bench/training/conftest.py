@@ -1,4 +1,4 @@
-"""What the tests of training share: a configuration folder, and the digits' autoencoder."""
+"""What the tests of training share: the folder of a run, and the digits' autoencoder."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.experiments import make_folder
 from tests.support.trained import SMALL
 from workflow.bench.training.record import RunFolder
 from workflow.bench.workloads import create
 from workflow.bench.workloads.base import Workload
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A configuration folder without experiments."""
-    return make_folder(tmp_path / "config")
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from workflow.bench.support.config import (
     did_you_mean,
     error,
     read_mapping,
+    require_known,
     schema,
     schema_file,
     shown_path,
@@ -117,9 +118,7 @@ def _check_block(
     """Raise `ConfigError` for the first mistake. takes_values: whether tuned values come from another experiment."""
     workload = dict(block["workload"])
     name = workload.pop("name")
-    if name not in workloads.NAMES:
-        must = f"unknown workload; {did_you_mean(name, workloads.NAMES)}"
-        raise error(file, (*key, "workload", "name"), name, must)
+    require_known(file, (*key, "workload", "name"), name, "unknown workload", workloads.NAMES)
     # The workload's own schema is a user's file too: it may be that of a workload just added.
     own = f"workloads/{name}"
     check(schema(own), schema("workload"), schema_file(own))
@@ -184,9 +183,8 @@ def _check_metric(file: Path, key: Key, workload: str, given: Mapping[str, Any])
     measured = schema(f"workloads/{workload}")
     # During training the loss is at hand in any case; other metrics cost time, and a workload names those it has.
     known = ["loss", *measured.get("training_metrics", [])] if given["split"] == "train" else measured["metrics"]
-    if given["metric"] not in known:
-        must = f"unknown metric of {workload} on {given['split']}; {did_you_mean(given['metric'], known)}"
-        raise error(file, (*key, "metric"), given["metric"], must)
+    what = f"unknown metric of {workload} on {given['split']}"
+    require_known(file, (*key, "metric"), given["metric"], what, known)
 
 
 def _check_optimizer(
@@ -199,8 +197,7 @@ def _check_optimizer(
     takes_values: bool,
 ) -> None:
     name, given, sweep = entry["name"], entry["hyperparameters"], entry.get("sweep", {})
-    if name not in signatures:
-        raise error(file, (*key, "name"), name, f"unknown optimizer; {did_you_mean(name, signatures)}")
+    require_known(file, (*key, "name"), name, "unknown optimizer", signatures)
     known = accepted(name, given.get("base"), signatures)
     space = space_of(entry, tuning)
     # An experiment that takes another one's values (``tuned_from``) needs no space of its own.

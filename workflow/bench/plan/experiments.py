@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -19,7 +18,7 @@ from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tiers import Tier
 from workflow.bench.plan.tuned_values import TunedValues, UnfinishedError
 from workflow.bench.plan.tuning import Ranking, trial_values
-from workflow.bench.support.config import ConfigError, checked_stem, did_you_mean, error, shown_path, with_defaults
+from workflow.bench.support.config import ConfigError, checked_stem, error, require_known, shown_path, with_defaults
 
 MAX_CHAIN: Final = 100
 """The largest number of experiments that start from one another in a row."""
@@ -96,12 +95,11 @@ class Experiments:
         sources: list[str] = []
         for index, block in enumerate(self._contents[name]["tiers"][self._tier.name]):
             source = (block.get("start_from") or {}).get("experiment")
-            # At this tier: the weights of another tier's model would not fit.
-            if source is not None and source not in self._names:
-                key = ("tiers", self._tier.name, index, "start_from", "experiment")
-                must = f"unknown experiment at tier '{self._tier.name}'; {did_you_mean(source, self._names)}"
-                raise error(self._files[name], key, source, must)
             if source is not None:
+                key = ("tiers", self._tier.name, index, "start_from", "experiment")
+                # The weights of another tier's model would not fit.
+                what = f"unknown experiment at tier '{self._tier.name}'"
+                require_known(self._files[name], key, source, what, self._names)
                 sources.append(source)
         return sources
 
@@ -117,7 +115,7 @@ class Experiments:
             key = ("tiers", self._tier.name, index)
             given = {**first_round, "seeds": seeds_of(first_round, rounds)}
             find_source = partial(self._source, file, (*key, "start_from"), given.get("start_from"))
-            block = _Block.of(self._tier, given, find_source, self._signatures)
+            block = _Block(self._tier, given, find_source, self._signatures)
             for position, entry in enumerate(given["optimizers"]):
                 label = label_of(entry)
                 tuned_optimizer = block.tuned_optimizer(entry)
@@ -143,9 +141,7 @@ class Experiments:
 
     def _tuned_values(self, name: str, like: str) -> TunedValues:
         """Return an experiment's tuned values. like: the experiment of which another tier's values are taken."""
-        if like not in self._contents:
-            must = f"unknown experiment; {did_you_mean(like, self._contents)}"
-            raise error(self._files[name], ("tuned_from",), like, must)
+        require_known(self._files[name], ("tuned_from",), like, "unknown experiment", self._contents)
         tuned = self._folder / "tuned"
         of_another = tuned / self._tier.tuned_like / f"{like}.yaml" if self._tier.tuned_like else None
         return TunedValues(tuned / self._tier.name / f"{name}.yaml", self._signatures, of_another)
@@ -165,9 +161,7 @@ class Experiments:
         if name in self.unfinished:
             raise UnfinishedError(self.unfinished[name])
         jobs = self._expanded[name].jobs
-        if label not in jobs:
-            must = f"unknown label of experiment '{name}'; {did_you_mean(label, jobs)}"
-            raise error(file, (*key, "optimizer"), label, must)
+        require_known(file, (*key, "optimizer"), label, f"unknown label of experiment '{name}'", jobs)
         runs = jobs[label].by_seed.get(seed, ())
         # A sweep has several runs of a seed: which one is meant, the file must say by another label.
         if len(runs) != 1:
@@ -183,35 +177,35 @@ class _Source(NamedTuple):
     run: Run
 
 
-@dataclass(frozen=True)
 class _Block:
-    """One block of an experiment file: a workload and the settings that its optimizers share."""
+    """One block of an experiment file: a workload and the settings that its optimizers share.
 
-    given: Mapping[str, Any]
-    """The checked block, with the seeds of all its rounds."""
-    shared: Mapping[str, Any]
-    """The part of the specs that all runs of the block have in common."""
-    find_source: Callable[[str, int], _Source | None]
-    """Returns the run that the run with a label and seed starts from."""
-    target: Target | None
-    signatures: Mapping[str, Signature]
+    Args:
+        tier: the tier of the runs.
+        given: the checked block, with the seeds of all its rounds.
+        find_source: returns the run that the run with a label and seed starts from.
+        signatures: the hyperparameters of all optimizers.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         tier: Tier,
         given: Mapping[str, Any],
         find_source: Callable[[str, int], _Source | None],
         signatures: Mapping[str, Signature],
-    ) -> _Block:
-        workload = dict(given["workload"])
-        name = workload.pop("name")
-        workload = with_defaults(workload, workloads.parameters(name))
+    ) -> None:
+        self._given, self._find_source, self._signatures = given, find_source, signatures
+        self._target = Target.parse(given["target"]) if given.get("target") else None
+        parameters = dict(given["workload"])
+        name = parameters.pop("name")
+        parameters = with_defaults(parameters, workloads.parameters(name))
+        self.workload = {"name": name, **parameters}
         schedule = given.get("schedule", {"name": "constant"})
-        shared = {
+        # The part of the specs that all runs of the block have in common.
+        self._shared = {
             "tier": tier.name,
-            "workload": {"name": name, **workload},
-            "data_version": workloads.data_version(name, **workload),
+            "workload": self.workload,
+            "data_version": workloads.data_version(name, **parameters),
             "steps": given["steps"],
             "evaluate_every": given["evaluate_every"],
             "schedule": with_defaults(schedule, schedule_schema(schedule)),
@@ -219,17 +213,11 @@ class _Block:
         # Plain values are left out: runs that were made before these keys existed keep their ids.
         size, precision = given.get("micro_batch_size"), given.get("precision", tier.precision)
         if precision != PLAIN_PRECISION:
-            shared["precision"] = precision
+            self._shared["precision"] = precision
         if tier.deterministic:
-            shared["deterministic"] = True
-        if size and size != workload["batch_size"]:
-            shared["micro_batch_size"] = size
-        target = Target.parse(given["target"]) if given.get("target") else None
-        return cls(given, shared, find_source, target, signatures)
-
-    @property
-    def workload(self) -> Mapping[str, Any]:
-        return self.shared["workload"]
+            self._shared["deterministic"] = True
+        if size and size != parameters["batch_size"]:
+            self._shared["micro_batch_size"] = size
 
     def planned_runs(self, entry: Mapping[str, Any], studies: Sequence[Mapping[str, Any]]) -> list[PlannedRun]:
         """Return an entry's runs: each combination of its sweep with each seed.
@@ -240,10 +228,10 @@ class _Block:
         planned = []
         for combination in itertools.product(*sweep.values()):
             swept = dict(zip(sweep, combination, strict=True))
-            for index, seed in enumerate(self.given["seeds"]):
+            for index, seed in enumerate(self._given["seeds"]):
                 study = index % len(studies) if studies else None
                 tuned = {} if study is None else studies[study]
-                planned.append(PlannedRun(self._run(entry, {**tuned, **swept}, seed), self.target, study))
+                planned.append(PlannedRun(self._run(entry, {**tuned, **swept}, seed), self._target, study))
         return planned
 
     def tuned_optimizer(self, entry: Mapping[str, Any]) -> TunedOptimizer | None:
@@ -251,7 +239,7 @@ class _Block:
 
         Trials take the first value of each swept hyperparameter.
         """
-        tuning = self.given.get("tuning")
+        tuning = self._given.get("tuning")
         space = space_of(entry, tuning)
         if tuning is None or not space:
             return None
@@ -262,17 +250,17 @@ class _Block:
             runs = [self._run(entry, {**first, **values}, seed, tuning) for values in tried]
             studies.append(tuple(map(Trial, runs, tried)))
         given = tuple(name for name in space if entry["hyperparameters"].get(name, TUNED) != TUNED)
-        ranking = Ranking.parse(tuning["metric"], self.target)
+        ranking = Ranking.parse(tuning["metric"], self._target)
         return TunedOptimizer(label_of(entry), self.workload, space, ranking, tuple(studies), given)
 
     def _run(
         self, entry: Mapping[str, Any], values: Mapping[str, Any], seed: int, tuning: Mapping[str, Any] | None = None
     ) -> Run:
         """Return an entry's run with these hyperparameters and seed; a trial of ``tuning``, if it is given."""
-        hyperparameters = resolved({**entry["hyperparameters"], **values}, entry["name"], self.signatures)
-        source = self.find_source(label_of(entry), seed)
+        hyperparameters = resolved({**entry["hyperparameters"], **values}, entry["name"], self._signatures)
+        source = self._find_source(label_of(entry), seed)
         spec = {
-            **self.shared,
+            **self._shared,
             "start_from": source.run.id if source else None,
             "seed": seed,
             "optimizer": {"name": entry["name"], "hyperparameters": hyperparameters},

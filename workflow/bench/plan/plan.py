@@ -28,12 +28,13 @@ from workflow.bench.support.config import (
     error,
     read_mapping,
     refuse_folder,
+    require_known,
     schema,
     shown_path,
     shown_value,
 )
 from workflow.bench.support.names import name_rule
-from workflow.bench.support.provenance import NO_GPU, gpu_names, hardware_slug, saved_or_own_name, usable_cores
+from workflow.bench.support.provenance import NO_GPU, gpu_names, machine_name, save_machine_name, usable_cores
 
 REFERENCE: Final = ROOT / "results" / "reference"
 """Small results of other machines that are kept in the repository, in folders ``<hardware>/<tier>``."""
@@ -65,7 +66,7 @@ class Plan:
     def load(cls, config_dir: Path | str = CONFIG, *, for_tuning: bool = False, **settings: Any) -> Plan:
         """Return the plan of a configuration folder.
 
-        Writes only the machine's name, once, after all files are checked (`hardware_slug`). Needs no GPU at any tier.
+        Writes only the machine's name, once, after all files are checked. Needs no GPU at any tier.
 
         Args:
             config_dir: the configuration folder.
@@ -84,9 +85,7 @@ class Plan:
         chosen = {**read_mapping(file), **{key: value for key, value in settings.items() if value is not None}}
         check(chosen, schema("config"), file)
         tiers = read_tiers(folder / "tiers")
-        if chosen["tier"] not in tiers:
-            must = f"unknown tier; {did_you_mean(chosen['tier'], tiers)}"
-            raise error(file, ("tier",), chosen["tier"], must)
+        require_known(file, ("tier",), chosen["tier"], "unknown tier", tiers)
         tier = tiers[chosen["tier"]]
         files = Experiments(folder, tier, tiers, for_tuning=for_tuning)
         results, hardware = Path(chosen["results"]), chosen["hardware"]
@@ -94,11 +93,11 @@ class Plan:
             raise error(file, ("results",), chosen["results"], f"must be a folder, but {taken} is none")
         # Not saved yet: a plan that is refused writes nothing.
         if hardware == "auto":
-            hardware = saved_or_own_name(results, tier.device)
+            hardware = machine_name(results, tier.device)
         rounds = read_rounds(results / hardware / tier.name, tier)
         experiments = files.expand(rounds)
         if chosen["hardware"] == "auto":
-            hardware_slug(results, tier.device)  # saves the name, now that all files have been checked
+            save_machine_name(results, tier.device, hardware)  # now that all files have been checked
         notes = list(files.notes)
         if hardware == NO_GPU:
             without = "trains on a GPU, but nvidia-smi lists none: this machine cannot run this plan"

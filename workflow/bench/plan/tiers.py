@@ -6,15 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from workflow.bench.support.config import (
-    check,
-    checked_stem,
-    did_you_mean,
-    error,
-    read_mapping,
-    schema,
-    with_defaults,
-)
+from workflow.bench.support.config import check, checked_stem, read_mapping, require_known, schema, with_defaults
 
 FIELD: Final = (
     "field_autoencoder",
@@ -64,9 +56,9 @@ def read_tiers(folder: Path) -> dict[str, Tier]:
     for tier in tiers.values():
         # Checked when all are read: a tier may be like one that comes after it.
         others = [name for name in tiers if name != tier.name]
-        if tier.tuned_like is not None and tier.tuned_like not in others:
-            must = f"must be another tier; {did_you_mean(tier.tuned_like, others)}"
-            raise error(folder / f"{tier.name}.yaml", ("tuned_like",), tier.tuned_like, must)
+        if tier.tuned_like is not None:
+            file = folder / f"{tier.name}.yaml"
+            require_known(file, ("tuned_like",), tier.tuned_like, "must be another tier", others)
     return tiers
 
 

@@ -5,15 +5,13 @@ The module imports neither torch nor pandas.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import Kind, planned_artefacts, planned_probes
-from workflow.bench.results.rows import read_csv
+from workflow.bench.results.rows import csv_text, read_csv
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.cost_line import Cost, cost_in, total
 from workflow.bench.support.provenance import usable_cores
@@ -38,10 +36,10 @@ class JobCost(NamedTuple):
     """Peak memory of the largest process, in MB (10^6 bytes)."""
 
     def seconds_on(self, cores: int) -> float | None:
-        """Return the wall seconds that the job adds to a run on so many cores; None if its cost is unknown."""
+        """Return the wall seconds that it adds to a run on so many cores; None if its cost is unknown."""
         if self.core_seconds is None:
             return self.seconds_alone
-        return self.core_seconds / cores
+        return self.core_seconds / cores + (self.seconds_alone or 0)
 
 
 def logged_costs(plan: Plan) -> Iterator[JobCost]:
@@ -79,12 +77,11 @@ def _total(logs: Iterable[Path]) -> Cost | None:
 
 def text_of(costs: Iterable[JobCost]) -> str:
     """Return the text of a ``costs.csv``, rounded to what is repeatable: seconds, and MB."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(JobCost._fields)
-    for name, *numbers in costs:
-        writer.writerow([name, *("" if number is None else f"{number:.0f}" for number in numbers)])
-    return text.getvalue()
+    fields = (zip(JobCost._fields, cost, strict=True) for cost in costs)
+    rounded = (
+        {key: value if isinstance(value, str | None) else f"{value:.0f}" for key, value in each} for each in fields
+    )
+    return csv_text(JobCost._fields, rounded)
 
 
 def read_costs(file: Path) -> list[JobCost]:

@@ -134,12 +134,17 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, An
     None becomes an empty field, a truth value ``true`` or ``false``, a target or a mapping its JSON.
     """
     # In memory first, so that a table is there as a whole or not at all.
+    write_atomically(path, csv_text(columns, rows))
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the text of the file that `write_csv` writes."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow({column: _cell(value) for column, value in row.items()})
-    write_atomically(path, text.getvalue())
+    return text.getvalue()
 
 
 def _cell(value: object) -> object:

@@ -105,8 +105,21 @@ def refuse_unwritable(key: str, file: Path) -> None:
     Creates nothing: not the file, and not the folders on the way to it.
     """
     refuse_folder(key, file, path_rule)
+    problem = None
     try:
-        problem = _write_problem(file)
+        # The folder itself may still be missing; writing will make it.
+        folder = next(parent for parent in file.absolute().parents if parent.exists())
+        if file.is_dir():
+            problem = "is a folder; give the name of a file"
+        elif file.exists() and not file.is_file():
+            problem = "is not a regular file, and would be replaced by one"
+        elif len(os.fsencode(file.name)) > LONGEST_FILE_NAME:
+            problem = f"the file's name must have at most {LONGEST_FILE_NAME} bytes"
+        elif not folder.is_dir():
+            problem = f"{folder} is not a folder"
+        else:
+            # To make a file and remove it is the one test that also sees a disk that is mounted read-only.
+            tempfile.TemporaryFile(dir=folder).close()
     except OSError as failure:
         problem = f"cannot be written: {failure.strerror}"
     if problem:
@@ -114,24 +127,8 @@ def refuse_unwritable(key: str, file: Path) -> None:
         raise ConfigError(f'{key} = "{file}": {problem}')
 
 
-def _write_problem(file: Path) -> str | None:
-    if file.is_dir():
-        return "is a folder; give the name of a file"
-    if file.exists() and not file.is_file():
-        return "is not a regular file, and would be replaced by one"
-    if len(os.fsencode(file.name)) > LONGEST_FILE_NAME:
-        return f"the file's name must have at most {LONGEST_FILE_NAME} bytes"
-    # The folder itself may still be missing; writing will make it.
-    folder = next(parent for parent in file.absolute().parents if parent.exists())
-    if not folder.is_dir():
-        return f"{folder} is not a folder"
-    # To make a file and remove it is the one test that also sees a disk that is mounted read-only.
-    with tempfile.TemporaryFile(dir=folder):
-        return None
-
-
-def aligned(rows: Sequence[Sequence[str]], names: int, *, remarks: int = 0) -> Iterator[str]:
-    """Yield rows of cells as indented lines of a table, the heads first.
+def aligned(rows: Sequence[Sequence[str]], names: int, *, remarks: int = 0, indent: str = "  ") -> Iterator[str]:
+    """Yield rows of cells as lines of a table, the heads first.
 
     The first ``names`` columns and the last ``remarks`` are aligned at the left, the others at the right.
     """
@@ -140,4 +137,4 @@ def aligned(rows: Sequence[Sequence[str]], names: int, *, remarks: int = 0) -> I
         is_left = [index < names or index >= len(row) - remarks for index in range(len(row))]
         each = zip(row, widths, is_left, strict=True)
         cells = [cell.ljust(width) if left else cell.rjust(width) for cell, width, left in each]
-        yield ("  " + "  ".join(cells)).rstrip()
+        yield (indent + "  ".join(cells)).rstrip()

@@ -42,7 +42,7 @@ def error(file: Path | str, key: Key, value: Any, must: str) -> ConfigError:
     where = f"{shown_path(file)}: "
     if key:
         where += f"{shown_key(key)} = {shown_value(value)}: "
-    return ConfigError(" ".join(f"{where}{_cut(must, 500)}".split()))
+    return ConfigError(" ".join(f"{where}{cut(must, 500)}".split()))
 
 
 def checked_stem(file: Path, kind: str) -> str:
@@ -70,15 +70,16 @@ def shown_path(file: Path | str) -> str:
 
 def shown_key(key: Key) -> str:
     """Return a key as text, such as ``tiers.embedded[0].steps``."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{_cut(part, 80)}" for part in key).removeprefix(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{cut(part, 80)}" for part in key).removeprefix(".")
 
 
 def shown_value(value: Any) -> str:
     """Return ``value`` as JSON, cut to 80 characters."""
-    return printable(_cut(json.dumps(value, default=str, ensure_ascii=False), 80))
+    return printable(cut(json.dumps(value, default=str, ensure_ascii=False), 80))
 
 
-def _cut(text: str, length: int) -> str:
+def cut(text: str, length: int) -> str:
+    """Return a text of at most ``length`` characters, of which the last three tell that more were cut off."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
@@ -90,6 +91,13 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     if near:
         return f"did you mean '{near[0]}'?"
     return f"known: {', '.join(names)}" if names else "none is known"
+
+
+def require_known(file: Path | str, key: Key, value: Any, what: str, known: Iterable[str]) -> None:
+    """Raise `ConfigError`, ``what; did you mean ...``, unless a value is one of ``known``."""
+    names = list(known)
+    if value not in names:
+        raise error(file, key, value, f"{what}; {did_you_mean(value, names)}")
 
 
 _TAG: Final = "tag:yaml.org,2002:"
@@ -158,7 +166,7 @@ def _constructed(node: yaml.Node) -> Any:
         # even converted: Python refuses to.
         if len(text) > 20 or abs(int(text)) >= 2**63:
             raise ConstructorError(
-                None, None, f"the integer {_cut(text, 40)} does not fit into 64 bits", node.start_mark
+                None, None, f"the integer {cut(text, 40)} does not fit into 64 bits", node.start_mark
             )
         return int(text)
     if kind == "float":

@@ -34,18 +34,26 @@ _PACKAGES: Final = (
 )
 
 
-def hardware_slug(results: Path, device: str) -> str:
-    """Return this machine's name in ``[a-z0-9-]+``, made from its GPU's name for the device ``cuda``, else its CPU's.
-
-    The first call saves the name in the file ``hardware`` of the results folder, so that it stays the same while
-    results accumulate under it. Without a GPU the name for ``cuda`` is `NO_GPU`, which is enough to plan; it is not
-    saved.
+def machine_name(results: Path, device: str) -> str:
+    """Return this machine's name in ``[a-z0-9-]+``: the one that its results folder keeps, else its `hardware_name`.
 
     Raises:
-        ConfigError: the folder is not writable, or the saved file is damaged.
-        UnreadableError: the saved file cannot be read.
+        ConfigError: the file of names is damaged.
+        UnreadableError: it cannot be read.
     """
-    file, name = results / "hardware", saved_or_own_name(results, device)
+    return _saved_names(results / "hardware").get(device) or hardware_name(device)
+
+
+def save_machine_name(results: Path, device: str, name: str) -> None:
+    """Save this machine's name in its results folder if it has none, so that it stays while results accumulate there.
+
+    `NO_GPU` is not saved: it is enough to plan.
+
+    Raises:
+        ConfigError: the folder is not writable, or the file of names is damaged.
+        UnreadableError: the file of names cannot be read.
+    """
+    file = results / "hardware"
     names = _saved_names(file)
     if device not in names and name != NO_GPU:
         try:
@@ -53,17 +61,6 @@ def hardware_slug(results: Path, device: str) -> str:
         except OSError as problem:
             must = f"cannot be written: {problem.strerror}; give a writable folder as 'results'"
             raise ConfigError(f"{shown_path(file)}: {must}") from None
-    return name
-
-
-def saved_or_own_name(results: Path, device: str) -> str:
-    """Return what `hardware_slug` returns, without saving it.
-
-    Raises:
-        ConfigError: the saved file is damaged.
-        UnreadableError: the saved file cannot be read.
-    """
-    return _saved_names(results / "hardware").get(device) or hardware_name(device)
 
 
 def _saved_names(file: Path) -> dict[str, str]:

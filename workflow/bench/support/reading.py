@@ -20,6 +20,7 @@ MOST_BYTES: Final = 2**30
 """The largest file that is read into memory as a whole, except checkpoints."""
 MOST_JSON_BYTES: Final = 2**24
 """The largest JSON file that is parsed: 16 MB of ``[[],[],...`` become half a gigabyte of lists."""
+_KINDS: Final = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 
 def open_regular(path: Path, *, writable: bool = False, within: Path | None = None) -> BinaryIO:
@@ -35,39 +36,22 @@ def open_regular(path: Path, *, writable: bool = False, within: Path | None = No
         UnreadableError: it is a folder, a FIFO, a socket or a device, it may not be read, or it is not ``within``.
     """
     if within is not None:
-        _require_within(path, within)
+        if not path.is_relative_to(within) or ".." in path.parts:
+            raise UnreadableError(f"{path}: cannot be read: it is not in {within}")
+        for part in (*reversed(path.parents), path):
+            if part != within and part.is_relative_to(within):
+                _refuse_link(part)
     try:
-        # Looked at before it is opened, because opening a device may have an effect, and opening a FIFO waits for a
-        # writer; and again after, because the folder's owner may have replaced it in between.
-        _require_regular(path, path.stat().st_mode)
-        follow = 0 if within is None else os.O_NOFOLLOW
-        handle = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC | follow)
+        # Looked at before it is opened: opening a FIFO waits for a writer, and opening a device may have an effect.
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind != stat.S_IFREG:
+            raise UnreadableError(f"{path}: cannot be read: it is {_KINDS.get(kind, 'a device')}, not a file")
+        handle = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
     except (FileNotFoundError, UnreadableError):
         raise
     except OSError as problem:
         raise UnreadableError(f"{path}: cannot be read: {problem.strerror}") from None
-    try:
-        _require_regular(path, os.fstat(handle).st_mode)
-    except BaseException:
-        os.close(handle)
-        raise
     return os.fdopen(handle, "r+b" if writable else "rb")
-
-
-def _require_within(path: Path, folder: Path) -> None:
-    """Raise `UnreadableError` unless a path leads into a folder by its name, and by no link below that folder."""
-    if not path.is_relative_to(folder) or ".." in path.parts:
-        raise UnreadableError(f"{path}: cannot be read: it is not in {folder}")
-    for part in (*reversed(path.parents), path):
-        if part != folder and part.is_relative_to(folder):
-            _refuse_link(part)
-
-
-def _require_regular(path: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-        kind = kinds.get(stat.S_IFMT(mode), "a device")
-        raise UnreadableError(f"{path}: cannot be read: it is {kind}, not a file")
 
 
 def refuse_links(folder: Path, *, but: Collection[str] = ()) -> None:

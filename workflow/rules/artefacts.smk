@@ -1,28 +1,31 @@
-"""Figures, each made from the tidy tables that its module declares, and their copies in figures/."""
+"""Figures and tables, each made from the tidy tables that its module declares, and the figures' copies in figures/."""
 
-for figure in FIGURES:
+# Tables, the claims among them, are CSV for programs, Markdown for repositories and HTML for the report.
+IN_REPORT = {"figures": ("png", "pdf"), "tables": ("html", "csv")}
+
+for artefact in FIGURES + TABLES:
 
     rule:
         name:
-            figure.name
+            artefact.name
         input:
-            **sources_of(figure),
+            **sources_of(artefact),
+            **({"template": f"{ROOT}/workflow/report/table.html.j2"} if artefact.kind == "tables" else {}),
         output:
-            report(
-                f"{R}/figures/{figure.name}.png",
-                caption="../report/artefact.rst",
-                category="Figures",
-                labels={"figure": figure.name, "format": "PNG"},
-            ),
-            report(
-                f"{R}/figures/{figure.name}.pdf",
-                caption="../report/artefact.rst",
-                category="Figures",
-                labels={"figure": figure.name, "format": "PDF"},
-            ),
-            caption=f"{R}/figures/{figure.name}.rst",
+            [
+                report(
+                    f"{R}/{artefact.kind}/{artefact.name}.{suffix}",
+                    caption="../report/artefact.rst",
+                    category=artefact.kind.capitalize(),
+                    labels={artefact.kind.removesuffix("s"): artefact.name, "format": suffix.upper()},
+                )
+                for suffix in IN_REPORT[artefact.kind]
+            ],
+            [f"{R}/tables/{artefact.name}.md"] if artefact.kind == "tables" else [],
+            [f"{R}/tables/{file}" for file in artefact.further],
+            caption=f"{R}/{artefact.kind}/{artefact.name}.rst",
         log:
-            f"{R}/logs/figures/{figure.name}.log",
+            f"{R}/logs/{artefact.kind}/{artefact.name}.log",
         priority: ARTEFACT
         localrule: True
         conda:
@@ -30,14 +33,14 @@ for figure in FIGURES:
         resources:
             setup=SETUP,
         params:
-            name=figure.name,
+            name=artefact.name,
             results=lambda wildcards, output: Path(output[0]).parents[1],
             tier=lambda wildcards: PLAN.tier.title,
             looks=[f"--look={PLAN.rounds.look}", f"--looks={PLAN.tier.looks}"],
-            compare=compared(figure, PLAN),
-            trials=trials(figure, PLAN),
+            compare=compared(artefact, PLAN),
+            trials=trials(artefact, PLAN),
             # Functions, because they only matter to the report.
-            description=lambda wildcards, output, file=description(figure): file and Path(file),
+            description=lambda wildcards, output, file=description(artefact): file and Path(file),
             caption=lambda wildcards, output: Path(output.caption),
         shell:
             "{resources.setup}python -m workflow.bench.make_artefact {params.name:q} --results={params.results:q} "
