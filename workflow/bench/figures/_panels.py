@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import zlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -123,6 +123,16 @@ def percent_axis(axis: Axis) -> None:
     axis.set_major_formatter(lambda value, _: f"{100 * value:g}")
 
 
+def profile_axes(axes: Axes, end: float) -> None:
+    """Set the axes of performance profiles: factors of the best from 1 to ``end``, and shares solved in per cent."""
+    axes.set_xscale("log")
+    axes.set_xlim(1, end)
+    ticks = (1, 2, 4, 8) if end > 4 else (1, 1.5, 2, 3) if end > 2 else (1, 1.2, 1.5, 2)
+    fixed_ticks(axes.xaxis, [tick for tick in ticks if tick <= end])
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
+
+
 # Curves over training
 
 
@@ -147,11 +157,6 @@ def targets(runs: pd.DataFrame, split: str, metric: str) -> list[float]:
 def time_scale(metrics: pd.DataFrame) -> tuple[float, str]:
     """Return the unit in which the training time of ``metrics`` is easy to read: its seconds, and its symbol."""
     return style.time_unit(max(float(metrics["train_seconds"].max()), 1.0))
-
-
-def has_interval(rows: pd.DataFrame) -> bool:
-    """Return whether a curve over these rows, of one label, has a band; with fewer seeds its runs are drawn."""
-    return int(rows["seed"].nunique()) >= median_minimum()
 
 
 def draw_curves(
@@ -199,13 +204,14 @@ def draw_curves(
         line |= {"marker": look.marker, "markevery": (zlib.crc32(label.encode()) % every, every), "markersize": 3.4}
         axes.plot(summary[x] / scale, summary["value"], **line, zorder=3)
         # Bands, also those of diverged runs without an upper bound, may leave the panel, but not make the layout wider.
-        if is_marked and has_interval(rows):
+        seeds = rows["seed"].nunique()
+        if is_marked and seeds >= median_minimum():
             low, high = (
                 np.nan_to_num(summary[end].to_numpy(float), nan=np.nan, posinf=1e30) for end in ("low", "high")
             )
             band = axes.fill_between(summary[x] / scale, low, high, color=look.color, alpha=0.14, linewidth=0)
             band.set_in_layout(False)
-        elif is_marked and rows["seed"].nunique() > 1:
+        elif is_marked and seeds > 1:
             for _, run in rows.dropna(subset=["step"]).sort_values("step").groupby("seed"):
                 (thin,) = axes.plot(run["x"], run["value"], color=look.color, linewidth=0.5, alpha=0.5)
                 thin.set_in_layout(False)
@@ -245,24 +251,26 @@ def curve_entries(metrics: Sequence[pd.DataFrame], marked: Container[str] | None
     frames = [frame for frame in metrics if not frame.empty]
     labels = style.in_order(label for frame in frames for label in frame["optimizer"])
     entries: list[Artist] = [page.line_entry(style.style_of(label)) for label in labels]
-    shown = [
-        rows
+    seeds = [
+        rows["seed"].nunique()
         for frame in frames
         for (_, label), rows in frame.groupby(["workload", "optimizer"])
-        if (marked is None or label in marked) and rows["seed"].nunique() > 1
+        if marked is None or label in marked
     ]
-    if any(map(has_interval, shown)):
-        entries.append(page.band_entry(f"{shown_level()} interval"))
-    if not all(map(has_interval, shown)):
-        entries.append(runs_entry())
+    entries += spread_entries(seeds)
     if any((frame["status"] != "finished").any() for frame in frames):
         entries.append(page.guide_entry("run ended here", linestyle="none", marker="x", markersize=6))
     return entries
 
 
-def runs_entry() -> Artist:
-    """Return a legend's entry for runs drawn as thin lines."""
-    return page.guide_entry("one run", color="#777777", linewidth=0.5)
+def spread_entries(seeds: Collection[int]) -> list[Artist]:
+    """Return a legend's entries for bands and thin lines of runs, of curves over these numbers of seeds."""
+    entries: list[Artist] = []
+    if any(number >= median_minimum() for number in seeds):
+        entries.append(page.band_entry(f"{shown_level()} interval"))
+    if any(1 < number < median_minimum() for number in seeds):
+        entries.append(page.guide_entry("one run", color="#777777", linewidth=0.5))
+    return entries
 
 
 def target_entry(name: str = "target") -> Artist:
@@ -374,7 +382,7 @@ def write_beside(axes: Axes, row: float, text: str, header: str) -> None:
         annotate(axes, header, (1, 1), xytext=(3, 1.5), color=style.SOFT, va="bottom")
 
 
-def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) -> None:
+def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]], scale: float) -> None:
     """Draw one row per label: dots are runs, the marker is their estimate with its interval.
 
     To the right stands how many of a label's runs reached the target, if not all of them.
@@ -382,8 +390,10 @@ def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) ->
     Args:
         axes: the panel.
         took: time or steps to the target by label and seed, infinite for a run that never reached it.
+        scale: the unit of the axis.
     """
-    for row, (label, times) in enumerate(took.items()):
+    for row, (label, unscaled) in enumerate(took.items()):
+        times = {seed: value / scale for seed, value in unscaled.items()}
         summary = reaching(times)
         if summary is None:
             continue

@@ -96,19 +96,11 @@ def speedups(steps: pd.DataFrame) -> dict[int, dict[int, float]]:
 
     Empty if one worker was not measured.
     """
-    times = {
-        int(workers): {
-            int(repeat): float(ms)
-            for repeat, ms in steps.loc[steps["workers"] == workers, ["repeat", "value"]].itertuples(index=False)
-        }
-        for workers in sorted(steps["workers"].unique())
-    }
-    of_one = times.get(1, {})  # paired within a repeat: a busy spell of the machine is on both sides
-    return {
-        workers: {repeat: of_one[repeat] / ms for repeat, ms in by_repeat.items() if repeat in of_one}
-        for workers, by_repeat in times.items()
-        if of_one
-    }
+    times = steps.pivot_table(index="workers", columns="repeat", values="value")
+    if 1 not in times.index:
+        return {}
+    # Paired within a repeat: a busy spell of the machine is on both sides.
+    return {int(workers): row.dropna().to_dict() for workers, row in (times.loc[1] / times).iterrows()}
 
 
 def _draw_measured(axes: np.ndarray, measured: pd.DataFrame, cores: int) -> None:
@@ -129,10 +121,8 @@ def _draw_measured(axes: np.ndarray, measured: pd.DataFrame, cores: int) -> None
     efficiency.set_ylim(bottom=0)
     for panel in axes:
         panel.set_xticks(range(len(workers)), [f"{number}" for number in workers])
-        panel.set_xlim(-0.5, len(workers) - 0.5)
         panel.grid(axis="x", visible=False)
-        panel.set_xlabel("workers")
-        panel.set_title("measured on this machine")
+        panel.set(xlim=(-0.5, len(workers) - 0.5), xlabel="workers", title="measured on this machine")
         for place in range(1, len(workers)):
             panel.axvline(place - 0.5, color="#E4E4E4", linewidth=0.5)
         if cores < max(workers):
@@ -191,8 +181,7 @@ def _draw_ranks(axes: np.ndarray, rows: pd.DataFrame) -> set[str]:
     tables = {"memory per rank": memory(rows), "bytes per rank and step": sent(rows)}
     for panel, (name, table) in zip(axes, tables.items(), strict=True):
         _draw_rank(panel, table)
-        panel.set_ylabel(name)
-        panel.set_title("measured, and by formula")
+        panel.set(ylabel=name, title="measured, and by formula")
         panels.byte_axis(panel)
         low, high = panel.get_ylim()
         panel.set_ylim(low / (high / low) ** 0.12, high)  # space for the words at the bottom
