@@ -249,8 +249,7 @@ def curve_entries(metrics: Sequence[pd.DataFrame], marked: Container[str] | None
     marked: the labels with bands or runs, as in `draw_curves`.
     """
     frames = [frame for frame in metrics if not frame.empty]
-    labels = style.in_order(label for frame in frames for label in frame["optimizer"])
-    entries: list[Artist] = [page.line_entry(style.style_of(label)) for label in labels]
+    entries = page.entries_of(label for frame in frames for label in frame["optimizer"])
     seeds = [
         rows["seed"].nunique()
         for frame in frames
@@ -265,7 +264,7 @@ def curve_entries(metrics: Sequence[pd.DataFrame], marked: Container[str] | None
 
 def spread_entries(seeds: Collection[int]) -> list[Artist]:
     """Return a legend's entries for bands and thin lines of runs, of curves over these numbers of seeds."""
-    entries: list[Artist] = []
+    entries = []
     if any(number >= median_minimum() for number in seeds):
         entries.append(page.band_entry(f"{shown_level()} interval"))
     if any(1 < number < median_minimum() for number in seeds):

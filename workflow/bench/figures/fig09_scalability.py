@@ -75,7 +75,7 @@ def _entries(
     labels: Iterable[str], cores: int | None, measured: pd.DataFrame, projected: pd.DataFrame, *, with_formulas: bool
 ) -> list[Artist]:
     """Return the entries of the legend; cores: the machine's, if there were more workers."""
-    entries: list[Artist] = [page.marker_entry(style.style_of(label)) for label in style.in_order(labels)]
+    entries = page.entries_of(labels, linestyle="none")
     if not measured.empty:
         entries.append(page.guide_entry("one repeat", color="#000000", marker=".", markersize=3, linestyle="none"))
     entries.append(page.guide_entry("ideal, or no difference", linewidth=0.8))

@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.target_sweep import SHARES, NoSweepError, TargetSweep, profiles, target_sweep
@@ -96,8 +95,7 @@ def make(results: Results, folder: Path) -> list[Path]:
             lower.remove()
     _name_axes(axes)
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
-    labels = set(chain.from_iterable(one.sweep.courses for one in shown))
-    legend: list[Artist] = [page.line_entry(style.style_of(label)) for label in style.in_order(labels)]
+    legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
     legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
     text = page.caption(results, runs, notes=notes)
     return page.save(figure, folder, "fig20_target_sweep", legend=legend, caption=text)
