@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Final
@@ -91,7 +91,7 @@ def _entries(
 # Speedup and efficiency: the probe scaling
 
 
-def speedups(steps: pd.DataFrame) -> dict[int, dict[int, float]]:
+def speedups(steps: pd.DataFrame) -> dict[int, Mapping[Any, float]]:
     """Return ``{p: {repeat: speedup}}``: the step time of one worker over that of p, from one optimizer's rows.
 
     Empty if one worker was not measured.
@@ -100,7 +100,8 @@ def speedups(steps: pd.DataFrame) -> dict[int, dict[int, float]]:
     if 1 not in times.index:
         return {}
     # Paired within a repeat: a busy spell of the machine is on both sides.
-    return {int(workers): row.dropna().to_dict() for workers, row in (times.loc[1] / times).iterrows()}
+    ratios = times.loc[1] / times
+    return {int(workers): ratios.loc[workers].dropna().to_dict() for workers in times.index}
 
 
 def _draw_measured(axes: np.ndarray, measured: pd.DataFrame, cores: int) -> None:
