@@ -349,8 +349,16 @@ def draw_differences(
         if label == base:  # its difference from itself, as the scale of the others
             look = style.style_of(label)
             axes.plot(0, row, marker=look.marker, color=look.color, markersize=5)
-        elif label in finals:
-            _draw_difference(axes, finals[label], finals[base], row, label)
+        if label == base or label not in finals:
+            continue
+        differences = [value - finals[base][seed] for seed, value in finals[label].items() if seed in finals[base]]
+        finite = [difference for difference in differences if math.isfinite(difference)]
+        draw_runs(axes, finite, row, label)
+        summary = paired_difference(finals[label], finals[base])
+        if summary is not None:
+            draw_estimate(axes, summary, row, label, runs=differences)
+        if len(finite) < len(differences):  # the loss of a run that broke down is infinite
+            write_beside(axes, row, f"{len(finite)} of {len(differences)}", "finished")
     name_rows(axes, [style.style_of(label).name for label in labels])
     # Fixed, since `_page.arrange` wants three ticks of a locator that chooses; 0 and another one are a scale, too.
     low, high = axes.get_xlim()
@@ -358,20 +366,6 @@ def draw_differences(
     axes.set_xticks([tick for tick in ticks if low <= tick <= high])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     axes.set_xlabel(f"loss − {style.style_of(base).name.partition(' (')[0]}'s, iteration {step:g}")
-
-
-def _draw_difference(
-    axes: Axes, losses: Mapping[int, float], base_losses: Mapping[int, float], row: int, label: str
-) -> None:
-    """Draw the differences of one label, and count its runs that broke down, whose loss is infinite."""
-    differences = [value - base_losses[seed] for seed, value in losses.items() if seed in base_losses]
-    finite = [difference for difference in differences if math.isfinite(difference)]
-    draw_runs(axes, finite, row, label)
-    summary = paired_difference(losses, base_losses)
-    if summary is not None:
-        draw_estimate(axes, summary, row, label, runs=differences)
-    if len(finite) < len(differences):
-        write_beside(axes, row, f"{len(finite)} of {len(differences)}", "finished")
 
 
 def write_beside(axes: Axes, row: float, text: str, header: str) -> None:
