@@ -183,12 +183,12 @@ def write_overview(
     folder: Path,
     name: str,
     title: str,
-    about: str,
     *,
     paper: str,
     metric: str,
     score: str,
     unit: str = "",
+    about: str,
 ) -> list[Path]:
     """Write a row per optimizer: its score, the cost of its pre-training, and the paper's row. Return the files.
 
@@ -199,11 +199,11 @@ def write_overview(
         folder: the folder to write to.
         name: the table's name.
         title: the table's title.
-        about: the last sentence of the caption, with ``{0}`` for the number of data sets and ``{1}`` for their names.
         paper: the name of the paper's file; the experiment is ``bert_<paper>``.
         metric: that of which a run's last value is its score.
         score: its name in the titles of columns, and in lower case the paper's column.
         unit: the end of these titles; `` (%)`` shows 100 times the metric.
+        about: the last sentence of the caption, with ``{0}`` for the number of data sets and ``{1}`` for their names.
 
     Raises:
         NoDataError: there are no fine-tuning runs.

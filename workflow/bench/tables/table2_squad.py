@@ -18,6 +18,6 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: there are no fine-tuning runs.
     """
-    title, about = "Fine-tuning on questions, from each optimizer's pre-training", "Questions here: {1}"
-    columns = {"paper": "squad", "metric": "f1", "score": "F1", "unit": " (%)"}
-    return write_overview(results, folder, "table2_squad", title, about, **columns)
+    title = "Fine-tuning on questions, from each optimizer's pre-training"
+    columns = {"paper": "squad", "metric": "f1", "score": "F1", "unit": " (%)", "about": "Questions here: {1}"}
+    return write_overview(results, folder, "table2_squad", title, **columns)

@@ -18,9 +18,6 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: there are no fine-tuning runs.
     """
-    title, about = (
-        "The average over the classification tasks, from each optimizer's pre-training",
-        "Average here over {0} tasks: {1}",
-    )
-    columns = {"paper": "glue", "metric": "score", "score": "average"}
-    return write_overview(results, folder, "table3_glue_average", title, about, **columns)
+    title = "The average over the classification tasks, from each optimizer's pre-training"
+    columns = {"paper": "glue", "metric": "score", "score": "average", "about": "Average here over {0} tasks: {1}"}
+    return write_overview(results, folder, "table3_glue_average", title, **columns)
