@@ -204,14 +204,13 @@ def draw_curves(
         line |= {"marker": look.marker, "markevery": (zlib.crc32(label.encode()) % every, every), "markersize": 3.4}
         axes.plot(summary[x] / scale, summary["value"], **line, zorder=3)
         # Bands, also those of diverged runs without an upper bound, may leave the panel, but not make the layout wider.
-        seeds = rows["seed"].nunique()
-        if is_marked and seeds >= median_minimum():
+        if is_marked and rows["seed"].nunique() >= median_minimum():
             low, high = (
                 np.nan_to_num(summary[end].to_numpy(float), nan=np.nan, posinf=1e30) for end in ("low", "high")
             )
             band = axes.fill_between(summary[x] / scale, low, high, color=look.color, alpha=0.14, linewidth=0)
             band.set_in_layout(False)
-        elif is_marked and seeds > 1:
+        elif is_marked and rows["seed"].nunique() > 1:
             for _, run in rows.dropna(subset=["step"]).sort_values("step").groupby("seed"):
                 (thin,) = axes.plot(run["x"], run["value"], color=look.color, linewidth=0.5, alpha=0.5)
                 thin.set_in_layout(False)

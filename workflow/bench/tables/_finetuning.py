@@ -178,6 +178,16 @@ def with_pretraining(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFr
     return pd.concat([runs, starts], ignore_index=True) if len(starts) else runs
 
 
+def _starts(runs: pd.DataFrame, pretraining: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return each label's finished pre-training runs, one a seed: that of the fine-tuning that starts from it."""
+    done = pretraining[pretraining["status"] == "finished"].drop(columns="seed")
+    links = runs[["optimizer", "seed", "start_from"]].dropna().drop_duplicates().rename(columns={"start_from": "run"})
+    return {
+        str(label): links.loc[links["optimizer"] == label, ["seed", "run"]].merge(done, on="run")
+        for label in runs["optimizer"].unique()
+    }
+
+
 def write_overview(
     results: Results,
     folder: Path,
@@ -192,15 +202,14 @@ def write_overview(
 ) -> list[Path]:
     """Write a row per optimizer: its score, the cost of its pre-training, and the paper's row. Return the files.
 
-    The score is the average over a tier's data sets, of the seeds that have one in each.
-
     Args:
         results: the results of this machine.
         folder: the folder to write to.
         name: the table's name.
         title: the table's title.
         paper: the name of the paper's file; the experiment is ``bert_<paper>``.
-        metric: that of which a run's last value is its score.
+        metric: that of which a run's last value is its score; a seed's score is the mean over the data sets, if it has
+            one in each.
         score: its name in the titles of columns, and in lower case the paper's column.
         unit: the end of these titles; `` (%)`` shows 100 times the metric.
         about: the last sentence of the caption, with ``{0}`` for the number of data sets and ``{1}`` for their names.
@@ -217,24 +226,18 @@ def write_overview(
     }
     source = pretraining_experiment(results, runs)
     pretraining, times = results.runs(source), StepTimes(results.probe("step_time"))
-    done = pretraining[pretraining["status"] == "finished"].drop(columns="seed")
-    # One pre-training run a seed, under the seed of the fine-tuning that starts from it.
-    links = runs[["optimizer", "seed", "start_from"]].dropna().drop_duplicates().rename(columns={"start_from": "run"})
-    starts = {
-        str(label): links.loc[links["optimizer"] == label, ["seed", "run"]].merge(done, on="run")
-        for label in runs["optimizer"].unique()
-    }
+    starts = _starts(runs, pretraining)
     cost, rows = costs(starts, times), []
     for label in starts:
         cells = score_cells(f"bert_{paper}.csv", label, runs, last, REFERENCE)
         data = cells.pop("data") + cost[label]["data"]
-        cells |= {
-            f"{score} here{unit}": shown(by_label[label]),
-            f"{score} minus LAMB's here": difference(by_label, label),
-        }
+        cells[f"{score} here{unit}"] = shown(by_label[label])
+        cells[f"{score} minus LAMB's here"] = difference(by_label, label)
         rows.append(cells | cost[label] | {"data": data})
-    trainings = (Training.of(of_label, {}) for of_label in starts.values() if len(of_label))
-    problems = dict.fromkeys(times.problem(*training.labels) for training in trainings)
+    problems = dict.fromkeys(times.problem(*Training.of(one, {}).labels) for one in starts.values() if len(one))
+    untested = [f"Not tested: {problem}" for problem in problems if problem]
+    notes = [SCORE_NOTE, COST_NOTE, *untested, PAPER_NOTE, about.format(len(tasks), ", ".join(tasks))]
+    shown_runs, absent = with_pretraining(runs, pretraining), [source] if pretraining.empty else []
     titles = {
         "optimizer": "optimizer in the paper",
         score.lower(): f"{score} in the paper{unit}",
@@ -242,14 +245,5 @@ def write_overview(
         "time_h": "time in the paper (h)",
         "speedup": "speedup over LAMB in the paper",
     }
-    text = caption(
-        results,
-        with_pretraining(runs, pretraining),
-        notes=[
-            *(SCORE_NOTE, COST_NOTE, *(f"Not tested: {problem}" for problem in problems if problem), PAPER_NOTE),
-            about.format(len(tasks), ", ".join(tasks)),
-        ],
-        absent=[source] if pretraining.empty else [],
-    )
-    joined = join_paper(rows, pretraining, paper, titles)
-    return write_table(joined, folder, name, title=title, caption=text)
+    text = caption(results, shown_runs, notes=notes, absent=absent)
+    return write_table(join_paper(rows, pretraining, paper, titles), folder, name, title=title, caption=text)
