@@ -49,7 +49,6 @@ def network() -> nn.Sequential:
 
 
 def weights(model: nn.Module) -> Weights:
-    """Return the whole weights of a sharded model."""
     return [whole(parameter) for parameter in model.parameters()]
 
 
@@ -70,7 +69,6 @@ class Accelerated:
         self.preconditioner = Preconditioner(self.model, method).attach(self.optimizer)
 
     def train(self, first: int, last: int) -> None:
-        """Take steps."""
         for step in range(first, last):
             generator = torch.Generator().manual_seed(RANKS * step + dist.get_rank())
             self.optimizer.zero_grad()
@@ -103,16 +101,13 @@ class Module(lightning.LightningModule):
         self.network, self.method = network(), method
 
     def configure_model(self) -> None:
-        """Shard the network."""
         assert self.device_mesh is not None
         fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
-        """Return a batch's loss."""
         return (self.network(batch[0]) - 1).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return an optimizer with a preconditioner."""
         optimizer = torch.optim.AdamW(self.network.parameters(), lr=0.05)
         self.preconditioner = Preconditioner(self.network, self.method).attach(optimizer)
         return optimizer
@@ -128,14 +123,8 @@ def fit(method: Method, form: str, epochs: int, checkpoint: str | None = None) -
         process_group_backend="gloo",
     )
     quiet = dict.fromkeys(("enable_checkpointing", "enable_model_summary", "enable_progress_bar", "logger"), False)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=RANKS,
-        strategy=strategy,
-        max_epochs=epochs,
-        plugins=[LightningEnvironment()],
-        **quiet,
-    )
+    options = {"strategy": strategy, "max_epochs": epochs, "plugins": [LightningEnvironment()], **quiet}
+    trainer = lightning.Trainer(accelerator="cpu", devices=RANKS, **options)
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(EPOCH * RANKS * BATCH, 5, generator=generator, dtype=torch.float64))
     trainer.fit(module, DataLoader(data, BATCH), ckpt_path=checkpoint, weights_only=False)

@@ -194,9 +194,12 @@ def fit(module: Module, **options: Any) -> dict[str, Tensor]:
     return module.network.state_dict()
 
 
-def test_lightning_passes_a_closure_that_clips_and_its_gradients_are_preconditioned():
-    module = Module()
-    assert_close(dict(fit(module)), by_hand().weights, rtol=0, atol=0)
+@pytest.mark.parametrize(("method", "switch"), [(METHOD, None), (SWITCHING, 7)], ids=["mkor", "mkor_h"])
+def test_lightning_passes_a_closure_that_clips_and_its_gradients_are_preconditioned(method, switch):
+    """MKOR-H hears the loss from the closure."""
+    module, truth = Module(method), by_hand(method)
+    assert_close(dict(fit(module)), truth.weights, rtol=0, atol=0)
+    assert module.preconditioner.switch_step == truth.switch_step == switch
     assert len(module.closures) == STEPS
     assert all(map(callable, module.closures))
 
@@ -208,13 +211,6 @@ def test_lightning_unscales_and_clips_before_it_preconditions():
     weights = fit(module, plugins=plugin)
     assert module.closures == [None] * (STEPS - 1)
     assert_close(dict(weights), by_hand(scale=SCALE, half=True, skipped=3).weights)
-
-
-def test_mkor_h_hears_the_loss_from_lightnings_closure():
-    module = Module(SWITCHING)
-    weights, truth = fit(module), by_hand(SWITCHING)
-    assert module.preconditioner.switch_step == truth.switch_step == 7
-    assert_close(dict(weights), truth.weights, rtol=0, atol=0)
 
 
 class WithLoss(nn.Module):

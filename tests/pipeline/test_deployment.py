@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 from pathlib import Path
 
 import yaml
 
-from tests.support.fork_server import commands_fork, forked
+from tests.support.fork_server import commands_fork, snakemake
 from workflow.bench.support.config import ROOT
 
 FIGURE = "fig01_mkor_diagram"
@@ -54,13 +53,6 @@ for suffix in png pdf rst; do echo drawn > "results/test/embedded/figures/{figur
 """
 
 
-def snakemake(folder: Path, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Call Snakemake in a folder."""
-    return subprocess.run(
-        forked("snakemake", *arguments), cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-
-
 def test_another_workflow_imports_this_one_with_a_prefix_and_draws_a_figure(tmp_path):
     """A package ``workflow`` of the importer's own hides nothing, and its rules get none of this one's variables."""
     (tmp_path / "workflow").mkdir()
@@ -100,6 +92,6 @@ def test_conda_deployment_runs_commands_in_the_environment_that_it_made(tmp_path
 
 def test_the_graph_of_rules_needs_no_number_of_cores(tmp_path):
     arguments = ("--snakefile", str(ROOT / "Snakefile"), "--rulegraph", "--config", "hardware=test")
-    done = snakemake(tmp_path, *arguments, environment={**os.environ, **commands_fork(), "PYTHONPATH": str(ROOT)})
+    done = snakemake(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("digraph")

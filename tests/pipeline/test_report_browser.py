@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from PIL import Image, ImageStat
 
 from tests.support import miniature
 from tests.support.browser import Browser, find, running
+from tests.support.experiments import rows
 from tests.support.miniature import RESULTS
 from workflow.bench.analysis.captions import from_rst
 
@@ -54,8 +54,7 @@ def go(page: Browser, address: str) -> None:
 
 def claims_of(finished: Path) -> list[dict[str, str]]:
     """Return the rows of the table of claims."""
-    with (finished / "tables" / "claims.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return rows(finished / "tables" / "claims.csv")
 
 
 def type_into(page: Browser, holder: str, text: str) -> None:
@@ -72,8 +71,7 @@ def test_the_first_page_lists_every_claim_with_its_verdict_and_an_interval(page,
     )
     columns = ("id", "verdict", "claim", "quantity", "confirmed_if")
     assert shown == [[row[column] for column in columns] for row in claims_of(finished)]
-    with (finished / "tables" / "claim_parts.csv").open(newline="") as file:
-        measured = Counter(part["id"] for part in csv.DictReader(file) if part["value"])
+    measured = Counter(part["id"] for part in rows(finished / "tables" / "claim_parts.csv") if part["value"])
     pages = "[...document.querySelectorAll('section.page[id^=\"claim/\"]')]"
     pictures = page.run(f"{pages}.map(page => [page.id.slice(6), page.querySelectorAll('svg.interval').length])")
     assert dict(pictures) == {row["id"]: measured[row["id"]] for row in claims_of(finished)}

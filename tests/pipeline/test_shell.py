@@ -22,32 +22,28 @@ from workflow.bench.snakemake_report import front_page
 from workflow.bench.support.config import ROOT
 from workflow.bench.support.names import folder_rule
 
+RULES = [ROOT / "workflow" / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")]
 PLAIN = "PLAIN"
 """A text without characters that a shell could interpret, in the place of the others."""
 
 
 def test_every_value_in_a_shell_command_of_a_rule_is_quoted():
     """A launch command consists of several words, and `Cluster.launch` quotes each; the Snakefile quotes the setup."""
-    files = [ROOT / "workflow" / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")]
     commands = [
         text
-        for file in files
+        for file in RULES
         for text in re.findall(r"shell(?:\(|:\n)(.*?)(?:\)\n|\n\n|\Z)", file.read_text(), re.DOTALL)
     ]
     assert len(commands) == 12
     assert not any(re.search(r"""\bf["']""", command) for command in commands)
     values = {value for command in commands for value in re.findall(r"\{[^}]*\}", command)}
-    assert {value for value in values if not value.endswith(":q}")} == {
-        "{resources.launch}",
-        "{resources.setup}",
-        "{SETUP}",
-    }
+    unquoted = {value for value in values if not value.endswith(":q}")}
+    assert unquoted == {"{resources.launch}", "{resources.setup}", "{SETUP}"}
 
 
 def test_every_command_finds_the_bench_by_its_setup():
     """Without it a command depends on the working directory, and on what it is called from."""
-    files = [ROOT / "workflow" / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")]
-    commands = [line for file in files for line in file.read_text().splitlines() if re.search(r"\bpython -m \w", line)]
+    commands = [line for file in RULES for line in file.read_text().splitlines() if re.search(r"\bpython -m \w", line)]
     assert len(commands) > 6
     assert [line for line in commands if not re.search(r"\{(resources\.setup|SETUP)\}.*python -m", line)] == []
 

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -54,6 +55,15 @@ _CLIENT = (sys.executable, "-IS", str(Path(__file__).with_name("fork_client.py")
 def forked(module: str, *arguments: str) -> list[str]:
     """Return the command line of ``python -m MODULE ...`` for an environment with `commands_fork`."""
     return [*_CLIENT, "-m", module, *arguments]
+
+
+def snakemake(
+    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Call Snakemake in a folder, by default with this project's code and with commands that are forks, too."""
+    usual = {**os.environ, **commands_fork(), "PYTHONPATH": str(ROOT)} if environment is None else environment
+    command = forked("snakemake", *arguments)
+    return subprocess.run(command, cwd=folder, env=usual, capture_output=True, text=True, check=False)
 
 
 @functools.cache

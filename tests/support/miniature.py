@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import yaml
 
 from tests.support import synthetic_claims, synthetic_probes, synthetic_tables
 from tests.support.experiments import load, make_folder
-from tests.support.fork_server import commands_fork, forked
+from tests.support.fork_server import snakemake
 from tests.support.shared import folder_of_run
 from tests.support.synthetic_probes import write_probe
 from workflow.bench.plan.experiment_files import label_of
@@ -117,16 +115,7 @@ def _call(folder: Path) -> None:
     for name, make in MADE_UP.items():
         write_probe(folder / RESULTS, name, make())
     write_probe(folder / RESULTS, "step_time", synthetic_probes.step_time(_labels(folder / "config")))
-    called = subprocess.run(
-        [
-            *forked("snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2", "artefacts"),
-            *("--config", "config_dir=config", "hardware=test"),
-        ],
-        cwd=folder,
-        env={**os.environ, **commands_fork(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    settings = ("--config", "config_dir=config", "hardware=test")
+    called = snakemake(folder, "--snakefile", str(ROOT / "Snakefile"), "--cores", "2", "artefacts", *settings)
     logs = "".join(f"{log}:\n{log.read_text()}" for log in (folder / RESULTS / "logs").rglob("*.log"))
     assert called.returncode == 0, f"{logs[-6000:]}\n{called.stderr[-3000:]}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workflow.bench.analysis.captions import as_rst, from_rst
 from workflow.bench.results.verification import refuse_links_in
-from workflow.bench.site.content import facts, runs_of
+from workflow.bench.site.content import Content
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ROOT, shown_path
 from workflow.bench.support.errors import DamagedFileError
@@ -20,8 +20,7 @@ from workflow.bench.support.reading import read_text
 def front_page(results: Path, tier_title: str) -> str:
     """Return the page of a folder ``results/<hardware>/<tier>`` as reStructuredText."""
     introduction = (ROOT / "workflow" / "report" / "workflow.rst").read_text(encoding="utf-8")
-    shown = facts(results, tier_title, runs_of(results))
-    fields = "".join(f":{name}: {as_rst(fact)}" for name, fact in shown.items())
+    fields = "".join(f":{name}: {as_rst(fact)}" for name, fact in Content(results, tier_title).facts.items())
     return f"{introduction}\n.. class:: front\n\n{fields}"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -59,6 +60,7 @@ from workflow.bench.tables.claims import NARROW
 
 FIGURES = available("figures")
 MEASURED = [name for name in FIGURES if describe("figures", name).experiments or describe("figures", name).probes]
+OF_PROBES = [name for name in MEASURED if not describe("figures", name).experiments] + ["fig18_factors"]
 TABLES = available("tables")
 
 
@@ -113,28 +115,22 @@ def test_the_same_data_gives_the_same_picture(name, results, drawn, tmp_path, ca
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_no_text_of_a_figure_is_cut_off_or_overlaps(name, drawn):
+def test_nothing_of_a_figure_is_cut_off_or_overlaps(name, drawn):
+    """Every text, also beside panels, lies inside the figure; every value of a probe lies inside its panel."""
     figure = drawn[name]
     figure.canvas.draw()
-    boxes = []
+    texts = [*figure.texts]
     for axes in figure.axes:
-        labels = [axes.xaxis.label, axes.yaxis.label, axes.title, *axes.get_xticklabels(), *axes.get_yticklabels()]
         low, high = sorted(axes.get_xlim())
-        boxes += [
-            (text.get_text(), text.get_window_extent())
-            for text in labels
-            if text.get_text()
-            and text.get_visible()
-            and (text not in axes.get_xticklabels() or low <= text.get_position()[0] <= high)
-        ]
-    boxes += [(text.get_text(), text.get_window_extent()) for text in figure.texts]
-    boxes += [("legend", legend.get_window_extent()) for legend in figure.legends]
-    for text, box in boxes:
-        assert is_inside(box, figure.bbox), text
-    outside = [box for text, box in boxes if text == "legend" or text == figure.texts[-1].get_text()]
-    for box in outside:
-        for axes in figure.axes:
-            assert not box.overlaps(axes.bbox)
+        ticks = [text for text in axes.get_xticklabels() if low <= text.get_position()[0] <= high]
+        texts += [axes.xaxis.label, axes.yaxis.label, axes.title, *axes.get_yticklabels(), *ticks, *axes.texts]
+        for line in axes.lines if name in OF_PROBES else []:
+            if line.get_transform() is axes.transData:
+                assert all(min(axes.get_ylim()) <= y <= max(axes.get_ylim()) for y in ys(line) if np.isfinite(y))
+    for part in (*figure.legends, *(text for text in texts if text.get_text() and text.get_visible())):
+        assert is_inside(part.get_window_extent(), figure.bbox), part
+    for part in (*figure.legends, figure.texts[-1]):
+        assert not any(part.get_window_extent().overlaps(axes.bbox) for axes in figure.axes)
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -179,14 +175,8 @@ def test_fig02_draws_every_optimizer_over_steps_and_over_time(results, drawn):
     """Truth: iterations times the milliseconds of a step in the synthetic probe, not the runs' own seconds."""
     figure = drawn["fig02_bert_loss"]
     by_step, by_time = figure.axes[:2]
-    assert legend_of(figure)[:6] == [
-        "SGD",
-        "AdamW",
-        "LAMB",
-        "KFAC (KAISA)",
-        "MKOR (exact rule)",
-        "MKOR (released rule)",
-    ]
+    labels = ("sgd", "adamw", "lamb", "kaisa", "mkor", "mkor_released")
+    assert legend_of(figure)[:6] == [style.style_of(label).name for label in labels]
     assert "training time (s)" in by_time.get_xlabel()
     kaisa = lines_of(by_time, "kaisa")[0]
     metrics = Results(results).metrics("bert_pretraining")
@@ -228,15 +218,12 @@ def test_fig04_overlays_every_published_time(drawn):
         assert values == sorted(times.loc[times["model"] == model, "iteration_ms"])
 
 
-def test_fig04_leaves_other_workloads_of_the_probe_out(copied):
+def test_fig04_leaves_other_workloads_out_and_names_what_is_absent(copied):
     times = iteration_times()
     wide = times[times["workload"] == "autoencoder"].assign(workload="wide_autoencoder", iteration_ms=1e6)
     write_probe(copied, "iteration_time", pd.concat([times, wide]))
     figure = figure_of("fig04_inversion_frequency", Results(copied))
     assert max(max(ys(line)) for axes in figure.axes[:2] for line in axes.lines) < 1e6
-
-
-def test_fig04_without_the_probe_or_an_experiment_names_it(copied):
     for file in (copied / "probes" / "iteration_time.csv", *copied.glob("bert_inversion*")):
         file.unlink()
     figure = figure_of("fig04_inversion_frequency", Results(copied))
@@ -278,32 +265,30 @@ def test_fig13s_ticks_do_not_touch_in_three_panels(spread):
         assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
-@pytest.fixture
-def variants(results: Path) -> pd.DataFrame:
-    """The losses of factor_variants on AlexNet."""
+def variants_of(results: Path, workload: str) -> tuple[pd.DataFrame, pd.Series]:
+    """Return the losses of factor_variants on a workload, and the last ones by optimizer and seed."""
     losses = Results(results).metrics("factor_variants")
-    return losses[losses["workload"] == "alexnet"]
-
-
-def last_losses(losses: pd.DataFrame) -> pd.Series:
-    """Return the last losses of one workload by optimizer and seed."""
-    return losses[losses["step"] == losses["step"].max()].set_index(["optimizer", "seed"])["value"]
+    losses = losses[losses["workload"] == workload]
+    return losses, losses[losses["step"] == losses["step"].max()].set_index(["optimizer", "seed"])["value"]
 
 
 def test_fig18_pairs_each_variant_with_mkor(results, drawn):
     """Truth: the last losses of the synthetic runs, paired by seed."""
-    losses, panels = Results(results).metrics("factor_variants"), drawn["fig18_factors"].axes[8:]
+    panels = drawn["fig18_factors"].axes[8:]
     assert [axes.get_title() for axes in panels] == ["AlexNet", "Autoencoder"]
     for axes, workload in zip(panels, ("alexnet", "autoencoder"), strict=True):
-        last = last_losses(losses[losses["workload"] == workload])
+        _, last = variants_of(results, workload)
         assert xs(lines_of(axes, "mkor_scaled", ".")[0]) == pytest.approx((last["mkor_scaled"] - last["mkor"]).tolist())
 
 
-def test_fig18_states_the_part_of_the_gain_that_variants_keep(variants, drawn):
-    """Truth: (SGD - variant) / (SGD - MKOR) of the last losses, by seed."""
+def test_fig18_states_the_part_of_the_gain_that_variants_keep(results, drawn):
+    """Truth: (SGD - variant) / (SGD - MKOR) of the last losses, by seed.
+
+    Of three shares of which one is minus infinity, for a run that broke down, the median is the smaller other one.
+    """
+    variants, last = variants_of(results, "alexnet")
     shares = kept_shares(variants, "sgd")
     assert list(shares) == ["mkor_normalized", "mkor_one_side", "mkor_one_vector", "mkor_scaled"]
-    last = last_losses(variants)
     means = [((last["sgd"] - last[label]) / (last["sgd"] - last["mkor"])).mean() for label in shares]
     assert [share.value for share in shares.values()] == pytest.approx(means)
     text = (
@@ -311,21 +296,14 @@ def test_fig18_states_the_part_of_the_gain_that_variants_keep(variants, drawn):
         f"any other): both sides acting {100 * means[0]:.0f} %"
     )
     assert text in caption_of(drawn["fig18_factors"])
-
-
-def test_fig18_keeps_no_part_of_a_gain_that_a_seed_lacks(variants):
+    broken = (variants["optimizer"] == "mkor_scaled") & (variants["seed"] == 1)
+    share = kept_shares(variants.assign(status=variants["status"].mask(broken, "diverged")), "sgd")["mkor_scaled"]
+    others = (last["sgd"] - last["mkor_scaled"]) / (last["sgd"] - last["mkor"])
+    assert (share.value, share.n) == (pytest.approx(others.drop(1).min()), 3)
+    # A gain that a seed lacks has no parts.
     is_one = (variants["optimizer"] == "mkor") & (variants["seed"] == 1)
     assert kept_shares(variants.assign(value=variants["value"].mask(is_one, 9.0)), "sgd") == {}
     assert kept_shares(variants.assign(status="diverged"), "sgd") == {}
-
-
-def test_fig18_counts_a_diverged_run_as_the_worst(variants):
-    """Truth: of three shares one is minus infinity, so that the median is the smaller one of the others."""
-    broken = (variants["optimizer"] == "mkor_scaled") & (variants["seed"] == 1)
-    share = kept_shares(variants.assign(status=variants["status"].mask(broken, "diverged")), "sgd")["mkor_scaled"]
-    last = last_losses(variants)
-    others = (last["sgd"] - last["mkor_scaled"]) / (last["sgd"] - last["mkor"])
-    assert (share.value, share.n) == (pytest.approx(others.drop(1).min()), 3)
 
 
 def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
@@ -371,21 +349,17 @@ def test_fig13_marks_a_diverged_run_and_counts_it(drawn):
     assert "Diverged: Autoencoder MKOR (published rule) seed 4." in caption_of(figure)
 
 
-def test_fig13_with_every_run_of_a_rule_diverged_still_shows_it(tmp_path):
-    root = tmp_path / "test-cpu" / "embedded"
+@pytest.mark.parametrize(
+    ("labels", "texts"),
+    [
+        ([{"label": "sgd"}, {"label": "mkor_published", "failed": (0, 1, 2)}], ["0 of 3", "finished"]),
+        ([{"label": "mkor"}], ["the base optimizer has no run to pair with"]),
+    ],
+)
+def test_fig13_says_why_a_rule_has_no_difference(labels, texts, tmp_path):
     shared = {"workload": "autoencoder", "seeds": range(3), "period": 10}
-    _write(root, {**shared, "label": "sgd"}, {**shared, "label": "mkor_published", "failed": (0, 1, 2)})
-    figure = figure_of("fig13_update_rules", Results(root))
-    assert texts_in(figure.axes[1]) == ["0 of 3", "finished"]
-
-
-def test_fig13_without_the_base_gives_the_reason(tmp_path):
-    root = _write(
-        tmp_path / "test-cpu" / "embedded",
-        {"workload": "autoencoder", "label": "mkor", "seeds": range(3), "period": 10},
-    )
-    figure = figure_of("fig13_update_rules", Results(root))
-    assert any("no run to pair with" in text for text in texts_in(figure.axes[1]))
+    root = _write(tmp_path / "test-cpu" / "embedded", *(shared | label for label in labels))
+    assert texts_in(figure_of("fig13_update_rules", Results(root)).axes[1]) == texts
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -453,35 +427,24 @@ def test_an_artefact_reads_no_more_than_its_file_declares():
                     assert probe in artefact.probes, (name, probe)
 
 
-def test_inputs_must_be_literals(tmp_path, monkeypatch):
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "fig99_odd.py").write_text("EXPERIMENTS = tuple(some_call())\n")
+def test_inputs_are_literals_or_imported_from_where_they_are(tmp_path, monkeypatch):
+    file = tmp_path / "figures" / "fig99_odd.py"
+    file.parent.mkdir()
     monkeypatch.setattr(artefacts, "BENCH", tmp_path)
-    with pytest.raises(ValueError, match=r"fig99_odd.py: EXPERIMENTS must be a literal"):
-        describe("figures", "fig99_odd")
-    (tmp_path / "figures" / "fig99_odd.py").write_text("from typing import Final as NAMES\nEXPERIMENTS = NAMES\n")
-    with pytest.raises(ValueError, match=r"fig99_odd.py: EXPERIMENTS must be a literal"):
-        describe("figures", "fig99_odd")
-
-
-def test_inputs_may_be_imported_from_where_they_are_literals(tmp_path, monkeypatch):
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "fig98_new.py").write_text(
+    for text in ("EXPERIMENTS = tuple(some_call())\n", "from typing import Final as NAMES\nEXPERIMENTS = NAMES\n"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"fig99_odd.py: EXPERIMENTS must be a literal"):
+            describe("figures", "fig99_odd")
+    file.write_text(
         "from workflow.bench.plan.tiers import FIELD as NAMES\nEXPERIMENTS = NAMES\nPROBES = ('field_steps',)\n"
     )
-    monkeypatch.setattr(artefacts, "BENCH", tmp_path)
-    assert describe("figures", "fig98_new") == Artefact("figures", "fig98_new", FIELD, ("field_steps",))
+    assert describe("figures", "fig99_odd") == Artefact("figures", "fig99_odd", FIELD, ("field_steps",))
 
 
 def test_the_probe_and_the_artefacts_of_the_field_name_the_same_experiments():
     """The probe's module states its own: its syntax decides which of its rows are current."""
-    made = [
-        ("probes", "field_steps"),
-        ("figures", "fig17_field"),
-        ("tables", "field_results"),
-        ("tables", "field_costs"),
-    ]
-    assert {describe(kind, name).experiments for kind, name in made} == {FIELD}
+    made = {"field_steps": "probes", "fig17_field": "figures", "field_results": "tables", "field_costs": "tables"}
+    assert {describe(kind, name).experiments for name, kind in made.items()} == {FIELD}
 
 
 def test_time_to_target_counts_the_censored_and_compares_by_seed(tmp_path):

@@ -186,24 +186,23 @@ def test_figure_6_without_a_target_gives_the_reason(tmp_path):
 # Figures 11 and 12
 
 
-def test_equal_training_accuracy_is_the_files_target_or_sgds_last(results):
+def accuracies_of(results: Path, experiment: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return an experiment's runs, and their accuracies on the training data."""
     given = Results(results)
-    levels = {}
-    for name in ("alexnet_cifar100", "bert_imdb"):
-        metrics = given.metrics(name)
-        rows = metrics[(metrics["split"] == "train") & (metrics["metric"] == "accuracy")]
-        levels[name] = equal_levels(given.runs(name), rows)
-    assert levels["alexnet_cifar100"] == dict.fromkeys(range(3), 0.9)
-    assert levels["bert_imdb"] == pytest.approx({seed: accuracy("sgd", seed, 100) for seed in range(3)})
-    assert targets(given.runs("bert_imdb"), "train", "accuracy") == []
+    return given.runs(experiment), ended(given.metrics(experiment), "train", "accuracy")
+
+
+def test_equal_training_accuracy_is_the_files_target_or_sgds_last(results):
+    assert equal_levels(*accuracies_of(results, "alexnet_cifar100")) == dict.fromkeys(range(3), 0.9)
+    runs, rows = accuracies_of(results, "bert_imdb")
+    assert equal_levels(runs, rows) == pytest.approx({seed: accuracy("sgd", seed, 100) for seed in range(3)})
+    assert targets(runs, "train", "accuracy") == []
 
 
 def test_a_run_that_never_shows_the_level_takes_forever(results):
-    given = Results(results)
-    metrics = given.metrics("alexnet_cifar100")
-    rows = metrics[(metrics["split"] == "train") & (metrics["metric"] == "accuracy")]
-    assert set(to_level(given.runs("alexnet_cifar100"), rows, "hylo", {0: 0.9, 1: 0.9}).values()) == {math.inf}
-    assert to_level(given.runs("alexnet_cifar100"), rows, "mkor", {0: 0.05}) == {0: 10 * SECONDS["mkor"]}
+    given = accuracies_of(results, "alexnet_cifar100")
+    assert set(to_level(*given, "hylo", {0: 0.9, 1: 0.9}).values()) == {math.inf}
+    assert to_level(*given, "mkor", {0: 0.05}) == {0: 10 * SECONDS["mkor"]}
 
 
 def test_figure_11_shows_ratios_to_equal_training_accuracy(drawn, results):
@@ -216,10 +215,7 @@ def test_figure_11_shows_ratios_to_equal_training_accuracy(drawn, results):
     panel = drawn["fig11_training_time"].axes[3]
     marks = {round(ys(mark)[0]): xs(mark)[0] for mark in single(panel, "mkor")}
     assert marks[1] == pytest.approx(np.median(ratios))
-    given = Results(results)
-    metrics = given.metrics("alexnet_cifar100")
-    rows = metrics[(metrics["split"] == "train") & (metrics["metric"] == "accuracy")]
-    found = contests(given.runs("alexnet_cifar100"), rows)
+    found = contests(*accuracies_of(results, "alexnet_cifar100"))
     assert {pair for pair in found if pair[1] == "mkor"} == {("sgd", "mkor"), ("kaisa", "mkor"), ("hylo", "mkor")}
     # HyLo reaches the level on no seed, so that it has counts but no ratio.
     assert (found["hylo", "mkor"].rival_never, found["hylo", "mkor"].contender_never) == (3, 0)
@@ -229,8 +225,7 @@ def test_figure_11_shows_ratios_to_equal_training_accuracy(drawn, results):
 
 def test_a_run_that_ended_before_the_other_reached_the_level_has_no_ratio(results):
     """Truth: a rival that stopped after a tenth of a second might have been first if it had continued."""
-    given = Results(results)
-    runs, rows = given.runs("alexnet_cifar100"), ended(given.metrics("alexnet_cifar100"), "train", "accuracy")
+    runs, rows = accuracies_of(results, "alexnet_cifar100")
     assert contests(runs, rows)["sgd", "mkor"].ratio is not None
     short = runs.assign(train_seconds=runs["train_seconds"].where(runs["optimizer"] != "sgd", 0.1))
     found = contests(short, rows[rows["optimizer"] != "sgd"])["sgd", "mkor"]

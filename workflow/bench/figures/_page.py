@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -58,39 +58,44 @@ footer = partial(captions.footer, names=NAMES)
 precisions = partial(captions.precisions, names=NAMES)
 
 
-def line_entry(look: style.MethodStyle, **instead: Any) -> Line2D:
+def line_entry(look: style.MethodStyle, **instead: Any) -> Artist:
     """Return a legend's entry with a method's line and marker; ``instead`` replaces properties of the line."""
     shown = {"color": look.color, "linestyle": look.line, "marker": look.marker, "label": look.name}
     return Line2D([], [], **(shown | instead))
 
 
-def marker_entry(look: style.MethodStyle, **instead: Any) -> Line2D:
+def entries_of(labels: Iterable[str], **instead: Any) -> list[Artist]:
+    """Return the entries (`line_entry`) of labels in the order of all legends."""
+    return [line_entry(style.style_of(label), **instead) for label in style.in_order(labels)]
+
+
+def marker_entry(look: style.MethodStyle, **instead: Any) -> Artist:
     """Return an entry with a method's marker alone."""
     return line_entry(look, **({"linestyle": "none"} | instead))
 
 
-def guide_entry(name: str, **look: Any) -> Line2D:
+def guide_entry(name: str, **look: Any) -> Artist:
     """Return an entry for what belongs to no method: targets, formulas, runs."""
     return Line2D([], [], label=name, **({"color": style.GUIDE} | look))
 
 
-def band_entry(name: str) -> Patch:
+def band_entry(name: str) -> Artist:
     """Return an entry for intervals drawn as bands."""
     return Patch(color="#999999", alpha=0.35, linewidth=0, label=name)
 
 
-def bar_entry() -> Line2D:
+def bar_entry() -> Artist:
     """Return an entry for intervals drawn as bars."""
     look: dict[str, Any] = {"linestyle": "none", "marker": "|", "markersize": 9, "markeredgewidth": 1.6}
     return guide_entry(f"{shown_level()} interval", color="#777777", **look)
 
 
-def hollow_entry(name: str, marker: str = "o", **look: Any) -> Line2D:
+def hollow_entry(name: str, marker: str = "o", **look: Any) -> Artist:
     """Return an entry with a hollow marker, by convention that of a published value."""
     return guide_entry(name, linestyle="none", marker=marker, markerfacecolor="none", **look)
 
 
-def published_entry(name: str) -> Line2D:
+def published_entry(name: str) -> Artist:
     """Return an entry for published values."""
     return hollow_entry(name, markeredgewidth=1.1)
 

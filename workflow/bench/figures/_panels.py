@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import zlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -123,6 +123,16 @@ def percent_axis(axis: Axis) -> None:
     axis.set_major_formatter(lambda value, _: f"{100 * value:g}")
 
 
+def profile_axes(axes: Axes, end: float) -> None:
+    """Set the axes of performance profiles: factors of the best from 1 to ``end``, and shares solved in per cent."""
+    axes.set_xscale("log")
+    axes.set_xlim(1, end)
+    ticks = (1, 2, 4, 8) if end > 4 else (1, 1.5, 2, 3) if end > 2 else (1, 1.2, 1.5, 2)
+    fixed_ticks(axes.xaxis, [tick for tick in ticks if tick <= end])
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
+
+
 # Curves over training
 
 
@@ -147,11 +157,6 @@ def targets(runs: pd.DataFrame, split: str, metric: str) -> list[float]:
 def time_scale(metrics: pd.DataFrame) -> tuple[float, str]:
     """Return the unit in which the training time of ``metrics`` is easy to read: its seconds, and its symbol."""
     return style.time_unit(max(float(metrics["train_seconds"].max()), 1.0))
-
-
-def has_interval(rows: pd.DataFrame) -> bool:
-    """Return whether a curve over these rows, of one label, has a band; with fewer seeds its runs are drawn."""
-    return int(rows["seed"].nunique()) >= median_minimum()
 
 
 def draw_curves(
@@ -199,7 +204,7 @@ def draw_curves(
         line |= {"marker": look.marker, "markevery": (zlib.crc32(label.encode()) % every, every), "markersize": 3.4}
         axes.plot(summary[x] / scale, summary["value"], **line, zorder=3)
         # Bands, also those of diverged runs without an upper bound, may leave the panel, but not make the layout wider.
-        if is_marked and has_interval(rows):
+        if is_marked and rows["seed"].nunique() >= median_minimum():
             low, high = (
                 np.nan_to_num(summary[end].to_numpy(float), nan=np.nan, posinf=1e30) for end in ("low", "high")
             )
@@ -243,26 +248,27 @@ def curve_entries(metrics: Sequence[pd.DataFrame], marked: Container[str] | None
     marked: the labels with bands or runs, as in `draw_curves`.
     """
     frames = [frame for frame in metrics if not frame.empty]
-    labels = style.in_order(label for frame in frames for label in frame["optimizer"])
-    entries: list[Artist] = [page.line_entry(style.style_of(label)) for label in labels]
-    shown = [
-        rows
+    entries = page.entries_of(label for frame in frames for label in frame["optimizer"])
+    seeds = [
+        rows["seed"].nunique()
         for frame in frames
         for (_, label), rows in frame.groupby(["workload", "optimizer"])
-        if (marked is None or label in marked) and rows["seed"].nunique() > 1
+        if marked is None or label in marked
     ]
-    if any(map(has_interval, shown)):
-        entries.append(page.band_entry(f"{shown_level()} interval"))
-    if not all(map(has_interval, shown)):
-        entries.append(runs_entry())
+    entries += spread_entries(seeds)
     if any((frame["status"] != "finished").any() for frame in frames):
         entries.append(page.guide_entry("run ended here", linestyle="none", marker="x", markersize=6))
     return entries
 
 
-def runs_entry() -> Artist:
-    """Return a legend's entry for runs drawn as thin lines."""
-    return page.guide_entry("one run", color="#777777", linewidth=0.5)
+def spread_entries(seeds: Collection[int]) -> list[Artist]:
+    """Return a legend's entries for bands and thin lines of runs, of curves over these numbers of seeds."""
+    entries = []
+    if any(number >= median_minimum() for number in seeds):
+        entries.append(page.band_entry(f"{shown_level()} interval"))
+    if any(1 < number < median_minimum() for number in seeds):
+        entries.append(page.guide_entry("one run", color="#777777", linewidth=0.5))
+    return entries
 
 
 def target_entry(name: str = "target") -> Artist:
@@ -342,8 +348,16 @@ def draw_differences(
         if label == base:  # its difference from itself, as the scale of the others
             look = style.style_of(label)
             axes.plot(0, row, marker=look.marker, color=look.color, markersize=5)
-        elif label in finals:
-            _draw_difference(axes, finals[label], finals[base], row, label)
+        if label == base or label not in finals:
+            continue
+        differences = [value - finals[base][seed] for seed, value in finals[label].items() if seed in finals[base]]
+        finite = [difference for difference in differences if math.isfinite(difference)]
+        draw_runs(axes, finite, row, label)
+        summary = paired_difference(finals[label], finals[base])
+        if summary is not None:
+            draw_estimate(axes, summary, row, label, runs=differences)
+        if len(finite) < len(differences):  # the loss of a run that broke down is infinite
+            write_beside(axes, row, f"{len(finite)} of {len(differences)}", "finished")
     name_rows(axes, [style.style_of(label).name for label in labels])
     # Fixed, since `_page.arrange` wants three ticks of a locator that chooses; 0 and another one are a scale, too.
     low, high = axes.get_xlim()
@@ -353,20 +367,6 @@ def draw_differences(
     axes.set_xlabel(f"loss − {style.style_of(base).name.partition(' (')[0]}'s, iteration {step:g}")
 
 
-def _draw_difference(
-    axes: Axes, losses: Mapping[int, float], base_losses: Mapping[int, float], row: int, label: str
-) -> None:
-    """Draw the differences of one label, and count its runs that broke down, whose loss is infinite."""
-    differences = [value - base_losses[seed] for seed, value in losses.items() if seed in base_losses]
-    finite = [difference for difference in differences if math.isfinite(difference)]
-    draw_runs(axes, finite, row, label)
-    summary = paired_difference(losses, base_losses)
-    if summary is not None:
-        draw_estimate(axes, summary, row, label, runs=differences)
-    if len(finite) < len(differences):
-        write_beside(axes, row, f"{len(finite)} of {len(differences)}", "finished")
-
-
 def write_beside(axes: Axes, row: float, text: str, header: str) -> None:
     """Write a text to the right of a row, outside of the panel, and once the header above all of them."""
     annotate(axes, text, (1, row), ROW_AT_EDGE, xytext=(3, 0), color=style.SOFT)
@@ -374,7 +374,7 @@ def write_beside(axes: Axes, row: float, text: str, header: str) -> None:
         annotate(axes, header, (1, 1), xytext=(3, 1.5), color=style.SOFT, va="bottom")
 
 
-def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) -> None:
+def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]], scale: float) -> None:
     """Draw one row per label: dots are runs, the marker is their estimate with its interval.
 
     To the right stands how many of a label's runs reached the target, if not all of them.
@@ -382,8 +382,10 @@ def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) ->
     Args:
         axes: the panel.
         took: time or steps to the target by label and seed, infinite for a run that never reached it.
+        scale: the unit of the axis.
     """
-    for row, (label, times) in enumerate(took.items()):
+    for row, (label, unscaled) in enumerate(took.items()):
+        times = {seed: value / scale for seed, value in unscaled.items()}
         summary = reaching(times)
         if summary is None:
             continue

@@ -95,20 +95,17 @@ def notes(rows: pd.DataFrame) -> list[str]:
         if 64 in by_gpus:
             efficiency = fewest * by_gpus[fewest] / (64 * by_gpus[64])
             efficiencies.append(f"{look_of(str(label)).name} {number(float(efficiency))}")
-    notes = [
+    counted = (
+        "dashed: the optimizer's step at its floor; dotted: with the bytes that this version's kernels move, "
+        "counted on meta tensors, in the optimizer and its base"
+    )
+    return [
         "model (dashed, on gray): computed, not measured, from published speeds of GPUs and links "
         "(workflow/systems.yaml) and from operations and bytes counted by formulas; a fixed global batch; nothing "
         "overlaps; 40 % of the peak of matrix products is assumed; one refresh in 10 steps; sharded: by fully_shard; "
         "memory: parameters, gradients and optimizer state, without activations; bytes: handed to the method's "
         "collectives",
-    ]
-    if has_counted(rows):
-        notes.append(
-            "dashed: the optimizer's step at its floor; dotted: with the bytes that this version's kernels move, "
-            "counted on meta tensors, in the optimizer and its base"
-        )
-    return [
-        *notes,
+        *([counted] if has_counted(rows) else []),
         f"by the model, efficiency of {style.workload_name(model)} on {system} at 64 GPUs over "
         f"{rows['workers'].min()}: {', '.join(efficiencies)}",
     ]
@@ -129,13 +126,10 @@ def _over_base(rows: pd.DataFrame, times: str) -> pd.DataFrame:
 
 def _lines(axes: Axes, rows: pd.DataFrame, column: str, **style_of_line: Any) -> set[str]:
     """Draw a line a method, and return the labels of their looks."""
-    drawn = set()
     for label, of_label in rows.groupby("optimizer", sort=False):
         look, line = look_of(str(label)), of_label.sort_values("workers")
-        drawing = {**_MODEL, **style_of_line}
-        axes.plot(line["workers"], line[column], color=look.color, marker=look.marker, **drawing)
-        drawn.add(variant_of(str(label)))
-    return drawn
+        axes.plot(line["workers"], line[column], color=look.color, marker=look.marker, **(_MODEL | style_of_line))
+    return {variant_of(str(label)) for label in rows["optimizer"]}
 
 
 def _replicated(axes: Axes, rows: pd.DataFrame) -> None:

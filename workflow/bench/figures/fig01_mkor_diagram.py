@@ -38,8 +38,13 @@ def make(results: Results, folder: Path) -> list[Path]:
         band(axes, _LEFT, top - size, WIDTH - _LEFT - 1, size, "#F6F6F6" if stage < 4 else "white")
         if stage:
             arrow(axes, (_TITLES + 8, top + _GAP), (_TITLES + 8, top))
-    for stage, draw in enumerate((_statistics, _all_reduce, _update, _precondition)):
-        draw(axes, tops[stage], tops[stage] - _HEIGHTS[stage] / 2)
+    for stage, (draw, title, detail, cost, kind) in enumerate(_STAGES):
+        top = tops[stage]
+        write(axes, _TITLES, top - 11, f"{stage + 1}  {title}", weight="bold", ha="left")
+        remark(axes, _TITLES, top - 20, detail, ha="left", va="top", linespacing=1.25)
+        write(axes, _COSTS, top - 11, cost, size=8, ha="right")
+        remark(axes, _COSTS, top - 20, kind, size=6, ha="right", va="top")
+        draw(axes, top - _HEIGHTS[stage] / 2)
     last = tops[4] - _HEIGHTS[4] / 2
     write(axes, _TITLES, last, "Base optimizer", weight="bold", ha="left")
     write(axes, _PICTURES, last, "SGD with momentum, LAMB, ...: its step, with $V$ in place of $D$", ha="left")
@@ -52,16 +57,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     return save(figure, folder, "fig01_mkor_diagram", legend=[], caption=CAPTION)
 
 
-def _head(axes: Axes, top: float, number: int, title: str, detail: str, cost: str, kind: str) -> None:
-    """Write a stage's number, title, detail and cost."""
-    write(axes, _TITLES, top - 11, f"{number}  {title}", weight="bold", ha="left")
-    remark(axes, _TITLES, top - 20, detail, ha="left", va="top", linespacing=1.25)
-    write(axes, _COSTS, top - 11, cost, size=8, ha="right")
-    remark(axes, _COSTS, top - 20, kind, size=6, ha="right", va="top")
-
-
-def _statistics(axes: Axes, top: float, middle: float) -> None:
-    _head(axes, top, 1, "Rank-1 statistics", "in the forward and\nthe backward pass", "$O(n\\,d)$", "operations")
+def _statistics(axes: Axes, middle: float) -> None:
     for x, width, rows, mean, fill in (
         (_PICTURES + 2, 38, "$X$", "$a$", INPUTS),
         (_PICTURES + 56, 28, "$G$", "$g$", OUTPUTS),
@@ -75,8 +71,7 @@ def _statistics(axes: Axes, top: float, middle: float) -> None:
     write(axes, _EQUATIONS, middle - 9, "$g = \\mathrm{mean}(G)$,  $d_{out}$ numbers", ha="left")
 
 
-def _all_reduce(axes: Axes, top: float, middle: float) -> None:
-    _head(axes, top, 2, "One all-reduce", "of all layers' vectors", "$O(d)$", "sent")
+def _all_reduce(axes: Axes, middle: float) -> None:
     for rank, y in enumerate((middle + 13, middle - 1, middle - 15)):
         matrix(axes, _PICTURES + 2, y, 24, 4, INPUTS)
         matrix(axes, _PICTURES + 28, y, 17, 4, OUTPUTS)
@@ -87,9 +82,7 @@ def _all_reduce(axes: Axes, top: float, middle: float) -> None:
     write(axes, _EQUATIONS, middle - 9, "$d_{in} + d_{out}$ numbers per layer: $2d$", ha="left")
 
 
-def _update(axes: Axes, top: float, middle: float) -> None:
-    detail = "stabilizer, then the\nrank-1 inverse; for\n$J_R$ with $v = a$,\n$J_L$ with $v = g$"
-    _head(axes, top, 3, "Factor update", detail, "$O(d^2)$", "operations")
+def _update(axes: Axes, middle: float) -> None:
     side = 30
     left, low = _PICTURES + 2, middle - side / 2
     matrix(axes, left, low, side, side, INPUTS, "$J$")
@@ -106,11 +99,20 @@ def _update(axes: Axes, top: float, middle: float) -> None:
     write(axes, _EQUATIONS, middle - 10, update, ha="left", size=8)
 
 
-def _precondition(axes: Axes, top: float, middle: float) -> None:
-    _head(axes, top, 4, "Precondition", "and give the result\nthe gradient's norm", "$O(d^3)$", "operations")
+def _precondition(axes: Axes, middle: float) -> None:
     low = _PICTURES + 2
     matrix(axes, low, middle - 12, 24, 24, OUTPUTS, "$J_L$")
     matrix(axes, low + 27, middle - 12, 34, 24, PLAIN, "$D$")
     matrix(axes, low + 64, middle - 17, 34, 34, INPUTS, "$J_R$")
     write(axes, _EQUATIONS, middle + 12, "$V = J_L\\, D\\, J_R$", size=8, ha="left")
     write(axes, _EQUATIONS, middle - 12, "$V \\leftarrow V\\, \\dfrac{\\|D\\|_F}{\\|V\\|_F}$", size=8, ha="left")
+
+
+_STATED: Final = "stabilizer, then the\nrank-1 inverse; for\n$J_R$ with $v = a$,\n$J_L$ with $v = g$"
+_STAGES: Final = (
+    (_statistics, "Rank-1 statistics", "in the forward and\nthe backward pass", "$O(n\\,d)$", "operations"),
+    (_all_reduce, "One all-reduce", "of all layers' vectors", "$O(d)$", "sent"),
+    (_update, "Factor update", _STATED, "$O(d^2)$", "operations"),
+    (_precondition, "Precondition", "and give the result\nthe gradient's norm", "$O(d^3)$", "operations"),
+)
+"""Each stage's drawing, title, detail and cost, and what the cost counts."""

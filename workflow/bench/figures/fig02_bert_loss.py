@@ -62,15 +62,11 @@ def make(results: Results, folder: Path) -> list[Path]:
     compared = set(runs.loc[runs["steps"].isin(runs.loc[runs["optimizer"] == base, "steps"]), "run"])
     comparable = panels.losses_to_compare(metrics[metrics["run"].isin(compared)])
     panels.draw_differences(axes[1, 0], comparable, base, labels)
-    took = {}
-    for label in labels:
-        of_label = runs[runs["optimizer"] == label]
-        times = to_target(of_label, "seconds") if goals else budgets(of_label, "seconds")
-        took[label] = {seed: time / length for seed, time in times.items()}
+    took = {label: (to_target if goals else budgets)(runs[runs["optimizer"] == label], "seconds") for label in labels}
     end = float(losses["train_seconds"].max()) / length
     for panel in axes[:, 1]:
         panel.set_xlim(-0.03 * end, 1.03 * end)
-    panels.draw_times_to_target(axes[1, 1], took)
+    panels.draw_times_to_target(axes[1, 1], took, length)
     panels.name_rows(axes[1, 1], [""] * len(labels))
     axes[1, 1].set_xlabel(f"training time {'to the target' if goals else 'of the run'} ({unit})")
     notes = [*_NOTES, measured.note(style.workload_name)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -35,15 +35,9 @@ BASE: Final = "base"
 """Label of the row that the first-order optimizers share, one of each workload."""
 _EDGE: Final[Any] = {"edgecolor": "#333333", "linewidth": 0.35}
 _BESIDE: Final[Any] = {"ha": "right", "color": "#555555"}
-
-
-class PhaseBar(NamedTuple):
-    """One stacked bar."""
-
-    optimizer: str
-    period: float | None
-    """None for an optimizer without an inverse update period."""
-    workers: int
+_KEYS: Final = ["optimizer", "period", "workers"]
+PhaseBar = tuple[str, float, int]
+"""The optimizer, the inverse update period (0 for an optimizer without one) and the workers of a stacked bar."""
 
 
 def bases(rows: pd.DataFrame) -> dict[str, str]:
@@ -64,12 +58,9 @@ def bars(rows: pd.DataFrame, column: str) -> list[PhaseBar]:
     """
     # A combined row stands for a period that was not run, and has no refreshing step of its own.
     known = rows[rows[column].notna() & ((rows["estimate"] == "measured") | (column == "ms"))]
-    shown = []
-    for label in sorted(style.in_order(known["optimizer"]), key=lambda label: label != BASE):
-        keys = known.loc[known["optimizer"] == label, ["inverse_update_period", "workers"]].drop_duplicates()
-        for period, workers in keys.sort_values(["inverse_update_period", "workers"]).to_numpy():
-            shown.append(PhaseBar(label, None if pd.isna(period) else float(period), int(workers)))
-    return shown
+    order = [BASE, *style.in_order(known["optimizer"])]
+    keys: list[PhaseBar] = list(known[_KEYS].drop_duplicates().itertuples(index=False, name=None))
+    return sorted(keys, key=lambda bar: (order.index(bar[0]), *bar[1:]))
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, column: str, shown: Sequence[PhaseBar]) -> None:
@@ -79,9 +70,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, column: str, shown: Sequence[PhaseBar]
         # In heights of a bar: bars of one optimizer that differ in workers alone touch.
         gap = 0.0 if index == 0 else 1.0 if shown[index - 1][:2] == bar[:2] else 1.45
         places.append(gap + (places[-1] if places else 0.0))
-        periods = rows["inverse_update_period"]
-        at_period = periods.isna() if bar.period is None else periods == bar.period
-        chosen = rows[(rows["optimizer"] == bar.optimizer) & (rows["workers"] == bar.workers) & at_period]
+        chosen = rows[(rows[_KEYS] == bar).all(axis=1)]
         if chosen.empty:
             panels.annotate(axes, "not measured", (0.02, places[-1]), panels.ROW_AT_EDGE)
         else:
@@ -90,7 +79,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, column: str, shown: Sequence[PhaseBar]
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)
     axes.locator_params(axis="x", nbins=4)
-    axes.set_yticks(places, [str(bar.workers) for bar in shown], fontsize=6)
+    axes.set_yticks(places, [f"{workers:g}" for *_, workers in shown], fontsize=6)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(STEPS[column])
 
@@ -114,9 +103,9 @@ def _draw_bar(axes: Axes, rows: pd.DataFrame, column: str, place: float) -> None
 def _label(axes: Axes, shown: Sequence[PhaseBar], base_name: str) -> None:
     """Write optimizers and periods to the left of the numbers of workers."""
     places: dict[str, list[float]] = {}
-    for bar, place in zip(shown, axes.get_yticks(), strict=True):
-        name = base_name if bar.optimizer == BASE else style.style_of(bar.optimizer).name
-        places.setdefault(name + ("" if bar.period is None else f", every {bar.period:g}"), []).append(place)
+    for (optimizer, period, _), place in zip(shown, axes.get_yticks(), strict=True):
+        name = base_name if optimizer == BASE else style.style_of(optimizer).name
+        places.setdefault(name + (f", every {period:g}" if period else ""), []).append(place)
     for name, group in places.items():
         at = (0, sum(group) / len(group))
         panels.annotate(axes, name, at, panels.ROW_AT_EDGE, xytext=(-13, 0), ha="right", fontsize=7)
@@ -134,7 +123,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     base = bases(shown)
     base_name = ", ".join(style.style_of(base[name]).name for name in names if name in base)
     is_base = shown["optimizer"] == shown["workload"].map(base)
-    shown = shown.assign(optimizer=shown["optimizer"].mask(is_base, BASE))
+    periods = shown["inverse_update_period"].fillna(0)
+    shown = shown.assign(optimizer=shown["optimizer"].mask(is_base, BASE), period=periods)
     by_column = {column: drawn for column in STEPS if (drawn := bars(shown, column))}
     sizes = [len(drawn) + 2 for drawn in by_column.values()]
     height = 0.3 + 0.16 * sum(sizes)

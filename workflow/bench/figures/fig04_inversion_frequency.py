@@ -72,7 +72,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         lower.set_xlabel("inverse update period (iterations)")
     axes[0, 0].set_ylabel("(a) mean iteration time (ms)")
     axes[1, 0].set_ylabel("(b) validation loss")
-    legend = [page.line_entry(style.style_of(label)) for label in style.in_order(labels)]
+    legend = page.entries_of(labels)
     for name in paper["optimizer"].unique():
         marker = style.style_of(name.lower()).marker
         legend.append(page.hollow_entry(f"{style.paper_name(name)}, published", marker))

@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
@@ -60,7 +59,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.grid(axis="x", visible=False)
         panel.set(xlabel="", ylabel="relative error")
     axes[0, 0].set_ylim(-0.03, 1.06 * max(1.0, float(rows["error"].max())))
-    legend: list[Artist] = [
+    legend = [
         *(Patch(facecolor=look.color, alpha=_ALPHA, label=look.name) for look in APPROXIMATIONS.values()),
         page.guide_entry("error of the zero matrix", linewidth=0.7),
     ]

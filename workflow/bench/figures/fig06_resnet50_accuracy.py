@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -35,16 +34,13 @@ _BELOW: Final = (
 )
 
 
-@dataclass(frozen=True)
-class _Column:
-    """One column of panels: the quantities on its horizontal axes."""
+class _Column(NamedTuple):
+    """The quantities on the horizontal axes of a column of panels."""
 
-    x: Literal["step", "train_seconds"]
-    scale: float
-    """Steps per epoch, or seconds per unit of time."""
+    x: str
+    scale: float  # steps per epoch, or seconds per unit of time
     quantity: Literal["steps", "seconds"]
-    labels: tuple[str, str, str]
-    """The names of the axes from top to bottom."""
+    names: tuple[str, str, str]  # of the axes from top to bottom
     published: pd.Series
 
 
@@ -85,11 +81,10 @@ def make(results: Results, folder: Path) -> list[Path]:
     for (upper, middle, lower), column in zip(axes.T, _columns(accuracies, paper), strict=True):
         _draw_accuracies(upper, accuracies, column, goals)
         took = {label: to_target(aimed[aimed["optimizer"] == label], column.quantity) for label in labels}
-        scaled = {label: {seed: value / column.scale for seed, value in of.items()} for label, of in took.items()}
-        panels.draw_times_to_target(middle, scaled)
+        panels.draw_times_to_target(middle, took, column.scale)
         middle.set_xlim(upper.get_xlim())  # so that a marker stands below the point at which its curve crosses
         _draw_published(lower, column.published)
-        for panel, name in zip((upper, middle, lower), column.labels, strict=True):
+        for panel, name in zip((upper, middle, lower), column.names, strict=True):
             panel.set_xlabel(name)
     names = [style.style_of(label).name for label in labels], [*map(style.paper_name, paper["optimizer"])]
     for (left, right), of_row in zip(axes[1:], names, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Final
@@ -75,7 +75,7 @@ def _entries(
     labels: Iterable[str], cores: int | None, measured: pd.DataFrame, projected: pd.DataFrame, *, with_formulas: bool
 ) -> list[Artist]:
     """Return the entries of the legend; cores: the machine's, if there were more workers."""
-    entries: list[Artist] = [page.marker_entry(style.style_of(label)) for label in style.in_order(labels)]
+    entries = page.entries_of(labels, linestyle="none")
     if not measured.empty:
         entries.append(page.guide_entry("one repeat", color="#000000", marker=".", markersize=3, linestyle="none"))
     entries.append(page.guide_entry("ideal, or no difference", linewidth=0.8))
@@ -91,24 +91,17 @@ def _entries(
 # Speedup and efficiency: the probe scaling
 
 
-def speedups(steps: pd.DataFrame) -> dict[int, dict[int, float]]:
+def speedups(steps: pd.DataFrame) -> dict[int, Mapping[Any, float]]:
     """Return ``{p: {repeat: speedup}}``: the step time of one worker over that of p, from one optimizer's rows.
 
     Empty if one worker was not measured.
     """
-    times = {
-        int(workers): {
-            int(repeat): float(ms)
-            for repeat, ms in steps.loc[steps["workers"] == workers, ["repeat", "value"]].itertuples(index=False)
-        }
-        for workers in sorted(steps["workers"].unique())
-    }
-    of_one = times.get(1, {})  # paired within a repeat: a busy spell of the machine is on both sides
-    return {
-        workers: {repeat: of_one[repeat] / ms for repeat, ms in by_repeat.items() if repeat in of_one}
-        for workers, by_repeat in times.items()
-        if of_one
-    }
+    times = steps.pivot_table(index="workers", columns="repeat", values="value")
+    if 1 not in times.index:
+        return {}
+    # Paired within a repeat: a busy spell of the machine is on both sides.
+    ratios = times.loc[1] / times
+    return {int(workers): ratios.loc[workers].dropna().to_dict() for workers in times.index}
 
 
 def _draw_measured(axes: np.ndarray, measured: pd.DataFrame, cores: int) -> None:
@@ -129,10 +122,8 @@ def _draw_measured(axes: np.ndarray, measured: pd.DataFrame, cores: int) -> None
     efficiency.set_ylim(bottom=0)
     for panel in axes:
         panel.set_xticks(range(len(workers)), [f"{number}" for number in workers])
-        panel.set_xlim(-0.5, len(workers) - 0.5)
         panel.grid(axis="x", visible=False)
-        panel.set_xlabel("workers")
-        panel.set_title("measured on this machine")
+        panel.set(xlim=(-0.5, len(workers) - 0.5), xlabel="workers", title="measured on this machine")
         for place in range(1, len(workers)):
             panel.axvline(place - 0.5, color="#E4E4E4", linewidth=0.5)
         if cores < max(workers):
@@ -191,8 +182,7 @@ def _draw_ranks(axes: np.ndarray, rows: pd.DataFrame) -> set[str]:
     tables = {"memory per rank": memory(rows), "bytes per rank and step": sent(rows)}
     for panel, (name, table) in zip(axes, tables.items(), strict=True):
         _draw_rank(panel, table)
-        panel.set_ylabel(name)
-        panel.set_title("measured, and by formula")
+        panel.set(ylabel=name, title="measured, and by formula")
         panels.byte_axis(panel)
         low, high = panel.get_ylim()
         panel.set_ylim(low / (high / low) ** 0.12, high)  # space for the words at the bottom

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pandas as pd
 import seaborn as sns
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from workflow.bench.figures import _page as page
@@ -48,7 +47,7 @@ def make(results: Results, folder: Path) -> list[Path]:
             panel.set(xlabel="iteration", ylabel=f"error, {name}")
             panel.label_outer()
     axes[0, 0].set_ylim(-0.04, 1.06 * max(1.0, float(rows["error"].max())))
-    legend: list[Artist] = [page.line_entry(look) for look in APPROXIMATIONS.values()]
+    legend = [page.line_entry(look) for look in APPROXIMATIONS.values()]
     legend.append(page.band_entry("quartiles of layers and seeds"))
     if rows["seed"].nunique() > 1:
         legend.append(page.guide_entry("mean of one seed", linewidth=0.5))

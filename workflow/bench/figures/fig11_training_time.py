@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -50,56 +50,36 @@ _NOTES: Final = (
 # The experiments of figures 11 and 12
 
 
-@dataclass(frozen=True)
-class DrawnExperiment:
-    """The runs of an experiment, and the evaluations of one metric on the training data."""
-
-    runs: pd.DataFrame
-    rows: pd.DataFrame
-    has_results: bool
-    """Whether its CSV file has any row."""
-    own_seconds: tuple[tuple[str, str], ...]
-    """The experiment and workload if its times are the runs' own seconds (`training_time.Timed`)."""
-
-
-def read(results: Results, names: Sequence[str], metric: str, *, required: bool = True) -> dict[str, DrawnExperiment]:
-    """Return the experiments by name, with the rows of one metric on the training data, timed by the probe.
+def read(results: Results, metric: str, *, required: bool = True) -> dict[str, Timed]:
+    """Return the experiments by name, their metrics the rows of one metric on the training data, timed by the probe.
 
     Experiments without runs are left out: a tier need not have them all.
 
     Raises:
         NoDataError: no experiment has such a row, although one is ``required``.
     """
-    experiments, times = {}, StepTimes(results.probe("step_time"))
-    for name in names:
-        measured = timed(times, results.runs(name), results.metrics(name))
-        if measured.runs.empty:
-            continue
-        rows = panels.ended(measured.metrics, "train", metric)
-        experiments[name] = DrawnExperiment(measured.runs, rows, not measured.metrics.empty, measured.own)
-    if required and all(experiment.rows.empty for experiment in experiments.values()):
-        raise NoDataError(f"no training {metric} of {', '.join(names)} in {results.root}: run one of them first.")
+    times = StepTimes(results.probe("step_time"))
+    measured = {name: timed(times, results.runs(name), results.metrics(name)) for name in EXPERIMENTS}
+    experiments = {
+        name: replace(one, metrics=panels.ended(one.metrics, "train", metric))
+        for name, one in measured.items()
+        if not one.runs.empty
+    }
+    if required and all(experiment.metrics.empty for experiment in experiments.values()):
+        raise NoDataError(f"no training {metric} of {', '.join(EXPERIMENTS)} in {results.root}: run one of them first.")
     return experiments
 
 
-def all_runs(experiments: Mapping[str, DrawnExperiment]) -> pd.DataFrame:
-    """Return the runs of all experiments in one table."""
-    frames = [experiment.runs for experiment in experiments.values()]
-    return pd.concat([frame for frame in frames if not frame.empty], ignore_index=True)
+def caption(results: Results, experiments: Mapping[str, Timed], notes: Sequence[str]) -> str:
+    """Return the caption of a figure of these experiments; the note on their times comes last."""
+    runs = pd.concat([experiment.runs for experiment in experiments.values()], ignore_index=True)
+    own = tuple(pair for experiment in experiments.values() for pair in experiment.own)
+    times = Timed(runs, pd.DataFrame(), own).note(style.workload_name)
+    absent = [name for name in EXPERIMENTS if name not in experiments or results.metrics(name).empty]
+    return page.caption(results, runs, notes=[*notes, times], absent=absent)
 
 
-def missing(names: Sequence[str], experiments: Mapping[str, DrawnExperiment]) -> list[str]:
-    """Return the experiments that have no results."""
-    return [name for name in names if name not in experiments or not experiments[name].has_results]
-
-
-def time_note(experiments: Mapping[str, DrawnExperiment]) -> str:
-    """Return the caption's sentence on the times of all experiments."""
-    own = tuple(pair for experiment in experiments.values() for pair in experiment.own_seconds)
-    return Timed(all_runs(experiments), pd.DataFrame(), own).note(style.workload_name)
-
-
-def begin_panel(axes: Axes, name: str, experiment: DrawnExperiment, quantity: str) -> str:
+def begin_panel(axes: Axes, name: str, experiment: Timed, quantity: str) -> str:
     """Set a panel's title: the model and the data of the runs, not those of the paper, in lines of the panel's width.
 
     A panel without values of ``quantity`` gives the reason, which is returned; an empty text if there are values.
@@ -109,7 +89,7 @@ def begin_panel(axes: Axes, name: str, experiment: DrawnExperiment, quantity: st
     data = runs["dataset"].dropna()
     lines = textwrap.wrap(str(data.iloc[0]), width) if len(data) else []
     axes.set_title("\n".join([style.workload_name(str(runs["workload"].iloc[0])), *lines]), fontsize=7)
-    if not experiment.rows.empty:
+    if not experiment.metrics.empty:
         return ""
     reasons = runs.loc[~runs["status"].isin(ENDED), "reason"].dropna()
     reason = str(reasons.iloc[0]) if len(reasons) else f"{name}: no {quantity} in its runs"
@@ -195,16 +175,16 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: no experiment has a training loss.
     """
-    losses = read(results, EXPERIMENTS, "loss")
-    accuracies = read(results, EXPERIMENTS, "accuracy", required=False)
-    measured = {name: contests(of_name.runs, of_name.rows) for name, of_name in accuracies.items()}
+    losses = read(results, "loss")
+    accuracies = read(results, "accuracy", required=False)
+    measured = {name: contests(of_name.runs, of_name.metrics) for name, of_name in accuracies.items()}
     paper = published("training_speedups")
     figure, axes = style.new_figure(2, len(losses), height=3.9, height_ratios=(1.4, 1))
     limits = _limits([contest for by_pair in measured.values() for contest in by_pair.values()])
     for (upper, lower), (name, experiment) in zip(axes.T, losses.items(), strict=True):
         if not begin_panel(upper, name, experiment, "training loss"):
-            length, unit = panels.time_scale(experiment.rows)
-            panels.draw_losses(upper, experiment.rows, x="train_seconds", scale=length)
+            length, unit = panels.time_scale(experiment.metrics)
+            panels.draw_losses(upper, experiment.metrics, x="train_seconds", scale=length)
             upper.set_xlabel(f"training time ({unit})")
         speedups = paper[paper["experiment"] == IN_THE_PAPER[name]].set_index("baseline")["speedup"]
         _draw_contests(lower, measured[name], speedups)
@@ -214,18 +194,17 @@ def make(results: Results, folder: Path) -> list[Path]:
         lower.set_xlim(limits)
         ticks = [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
         panels.fixed_ticks(lower.xaxis, ticks)
-        lower.set_yticks(range(len(RIVALS)), [""] * len(RIVALS))
-    axes[1, 0].set_yticks(range(len(RIVALS)), [style.style_of(label).name for label in RIVALS], fontsize=7)
+        names = [style.style_of(label).name for label in RIVALS] if lower is axes[1, 0] else [""] * len(RIVALS)
+        lower.set_yticks(range(len(RIVALS)), names, fontsize=7)
     axes[0, 0].set_ylabel("training loss")
     axes[1, (len(losses) - 1) // 2].set_xlabel("rival's time ÷ MKOR's time to equal training accuracy")
-    legend = panels.curve_entries([experiment.rows for experiment in losses.values()])
+    legend = panels.curve_entries([experiment.metrics for experiment in losses.values()])
     legend.append(page.published_entry("published (paper's models and GPUs)"))
-    notes = [_NOTES[0], _level_note(losses), _NOTES[1], time_note(losses)]
-    text = page.caption(results, all_runs(losses), notes=notes, absent=missing(EXPERIMENTS, losses))
+    text = caption(results, losses, [_NOTES[0], _level_note(losses), _NOTES[1]])
     return page.save(figure, folder, "fig11_training_time", legend=legend, caption=text)
 
 
-def _level_note(experiments: Mapping[str, DrawnExperiment]) -> str:
+def _level_note(experiments: Mapping[str, Timed]) -> str:
     """Return the caption's definition of equal training accuracy in each experiment."""
     fixed, relative = [], []
     for experiment in experiments.values():

@@ -62,7 +62,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     for panel, part in zip(axes, PARTS, strict=True):
         _name_slopes(panel, rows[rows["part"].isin((part, FLOOR))])
     axes[0].set_ylabel("time (ms)")
-    legend = [page.marker_entry(style.style_of(label)) for label in style.in_order(rows["optimizer"])]
+    legend = page.entries_of(rows["optimizer"], linestyle="none")
     notes = [
         "markers: geometric means of the repeats; bars: fastest and slowest repeat; right of the curves: exponent of "
         "the power law in the width d, fitted to the means of all widths. A curve that bends follows none: at small "

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_level
-from workflow.bench.analysis.machines import StepTime, TargetTime
+from workflow.bench.analysis.machines import TargetTime
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -58,43 +58,24 @@ class RatioBar:
     """The experiment's target in words."""
 
 
-@dataclass(frozen=True)
 class HardwareRows:
     """The heights in a row of panels: machines from top to bottom, each with its optimizers in the legend's order."""
 
-    places: Mapping[tuple[str, str], float]
-    """The height of each machine's optimizer."""
-    headings: Mapping[str, float]
-    """The height of each machine's name; without other machines the caption names it."""
-    borders: Sequence[float]
-    """Heights between two machines."""
-    end: float
-
-    @classmethod
-    def of(cls, names: Sequence[str], labels: Sequence[str]) -> HardwareRows:
-        """Return the heights for machines and labels."""
-        places: dict[tuple[str, str], float] = {}
-        headings: dict[str, float] = {}
-        borders, height = [], 0.0  # in heights of a bar
+    def __init__(self, names: Sequence[str], labels: Sequence[str]) -> None:
+        self.places: dict[tuple[str, str], float] = {}  # of each machine's optimizer
+        self.headings: dict[str, float] = {}  # of each machine's name; without other machines the caption names it
+        self.borders: list[float] = []  # between two machines
+        height = 0.0  # in heights of a bar
         for name in names:
             if name != names[0]:
-                borders.append(height - 0.35)
+                self.borders.append(height - 0.35)
             if len(names) > 1:
                 lines = len(textwrap.wrap(name, _NAME_WIDTH))
-                headings[name] = height + 0.45 * (lines - 1)
+                self.headings[name] = height + 0.45 * (lines - 1)
                 height += 0.25 + 0.9 * lines
-            places |= {(name, label): height + row for row, label in enumerate(labels)}
+            self.places |= {(name, label): height + row for row, label in enumerate(labels)}
             height += len(labels) + 0.4
-        return cls(places, headings, borders, height - 0.8)
-
-
-def _step_bars(times: Sequence[StepTime], model: str, probe: str) -> list[RatioBar]:
-    """Return the step times of a model, all at one inverse update period."""
-    return [
-        RatioBar(time.machine, time.optimizer, time.took.scaled(1e-3), tuple(1e-3 * ms for ms in time.repeats))
-        for time in times
-        if time.probe == probe and time.workload == model and (math.isnan(time.period) or time.period == _PERIOD)
-    ]
+        self.end = height - 0.8
 
 
 def _target_bars(times: Sequence[TargetTime], experiment: str, workloads: Collection[str]) -> list[RatioBar]:
@@ -185,10 +166,16 @@ def make(results: Results, folder: Path) -> list[Path]:
     # All bars come from one probe: step_breakdown waits after each phase and iteration_time does not, so that their
     # times cannot be compared.
     probe = "step_breakdown" if any(time.probe == "step_breakdown" for time in steps) else "iteration_time"
+    steps = [time for time in steps if time.probe == probe and (math.isnan(time.period) or time.period == _PERIOD)]
     targets = comparison.target_times(machines)
     columns: dict[str, tuple[list[RatioBar], list[RatioBar]]] = {}
     for title, (model, experiment, workloads) in MODELS.items():
-        bars = _step_bars(steps, model, probe), _target_bars(targets, experiment, workloads)
+        of_steps = [
+            RatioBar(time.machine, time.optimizer, time.took.scaled(1e-3), tuple(1e-3 * ms for ms in time.repeats))
+            for time in steps
+            if time.workload == model
+        ]
+        bars = of_steps, _target_bars(targets, experiment, workloads)
         if any(bars):
             columns[title] = bars
     if not columns:
@@ -219,7 +206,7 @@ def _draw_panels(
         columns: the bars of the step times and of the times to target, by title of the column.
     """
     by_row = [[bars[row] for bars in columns.values()] for row in (0, 1)]
-    rows = [HardwareRows.of(names, style.in_order(bar.label for bars in of_row for bar in bars)) for of_row in by_row]
+    rows = [HardwareRows(names, style.in_order(bar.label for bars in of_row for bar in bars)) for of_row in by_row]
     heights = [max(0.7, _ROW * (of_row.end + 0.8)) for of_row in rows]
     figure, axes = style.new_figure(2, len(columns), height=sum(heights) + 1.0, height_ratios=heights, sharey="row")
     for panel, title in zip(axes[0], columns, strict=True):

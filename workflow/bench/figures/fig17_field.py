@@ -111,11 +111,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 def _draw_profiles(axes: Axes, profiles: Mapping[str, Profile], members: Sequence[str]) -> None:
     """Draw a family's profiles with their bands and names, and all others in gray."""
-    axes.set_xscale("log")
-    axes.set_xlim(1, _GRID[-1])
-    panels.fixed_ticks(axes.xaxis, (1, 2, 4, 8))
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
+    panels.profile_axes(axes, _GRID[-1])
     shown = [label for label in members if label in profiles]
     if not shown:
         panels.explain_empty(axes, "no optimizer of this family has runs on all of these workloads")

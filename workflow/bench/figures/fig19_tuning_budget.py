@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -50,8 +49,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.remove()
     for panel in axes.flat[: len(searches)][-_COLUMNS:]:
         panel.set_xlabel("trials")
-    shown = style.in_order(label for found in searches.values() for label in found.budgets)
-    legend: list[Artist] = [page.line_entry(style.style_of(label), marker="") for label in shown]
+    legend = page.entries_of((label for found in searches.values() for label in found.budgets), marker="")
     if any(max(found.studies) > 1 for found in searches.values()):
         legend.append(page.band_entry("range over studies"))
     notes = [_STATISTIC, _sizes(searches), *_failures(searches)]

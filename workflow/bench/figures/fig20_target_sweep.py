@@ -10,10 +10,8 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.estimates import median_minimum, shown_level
 from workflow.bench.analysis.target_sweep import SHARES, NoSweepError, TargetSweep, profiles, target_sweep
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -97,13 +95,8 @@ def make(results: Results, folder: Path) -> list[Path]:
             lower.remove()
     _name_axes(axes)
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
-    labels = set(chain.from_iterable(one.sweep.courses for one in shown))
-    legend: list[Artist] = [page.line_entry(style.style_of(label)) for label in style.in_order(labels)]
-    seeds = {len(course.crossings) for one in shown for course in one.sweep.courses.values()}
-    if max(seeds) >= median_minimum():
-        legend.append(page.band_entry(f"{shown_level()} interval"))
-    if any(1 < number < median_minimum() for number in seeds):
-        legend.append(panels.runs_entry())
+    legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
+    legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
     text = page.caption(results, runs, notes=notes)
     return page.save(figure, folder, "fig20_target_sweep", legend=legend, caption=text)
 
@@ -146,12 +139,7 @@ def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:
         y = np.minimum(np.arange(len(x)), len(solved)) / len(by_label[label])
         look = style.style_of(label)
         axes.step(x, y, where="post", color=look.color, linestyle=look.line, linewidth=1.1)
-    axes.set_xscale("log")
-    axes.set_xlim(1, end)
-    ticks = (1, 2, 4, 8) if end > 4 else (1, 1.5, 2, 3) if end > 2 else (1, 1.2, 1.5, 2)
-    panels.fixed_ticks(axes.xaxis, [tick for tick in ticks if tick <= end])
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
+    panels.profile_axes(axes, end)
 
 
 def _name_axes(axes: np.ndarray) -> None:

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from markupsafe import Markup, escape
 
@@ -66,25 +67,6 @@ def inline(text: str) -> Markup:
     for pattern, tag in ((r"``(.+?)``", "code"), (r"\*\*(.+?)\*\*", "b"), (r"(?<![\w*])\*(\S.*?)\*(?![\w*])", "i")):
         html = re.sub(pattern, rf"<{tag}>\1</{tag}>", html)
     return Markup(html)
-
-
-def runs_of(results: Path) -> list[dict[str, str]]:
-    """Return the rows of all ``<experiment>.runs.csv`` of a results folder."""
-    return [row for file in sorted(results.glob("*.runs.csv")) for row in read_csv(file)]
-
-
-def facts(results: Path, tier_title: str, runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return the tier, the hardware, the commits, the runs by status, and the seeds."""
-    by_id = {row["run"]: row for row in runs}  # experiments may share a run
-    statuses = Counter(row["status"].replace("_", " ") for row in by_id.values())
-    commits = sorted({row["git_commit"][:9] for row in by_id.values() if row["git_commit"]})
-    return {
-        "Tier": tier_title,
-        "Hardware": results.resolve().parent.name,
-        "Commit": ", ".join(commits) or "no run",
-        "Runs": ", ".join(f"{number} {status}" for status, number in statuses.most_common()) or "none",
-        "Seeds": integer_ranges(int(row["seed"]) for row in by_id.values()) or "none",
-    }
 
 
 @dataclass(frozen=True)
@@ -152,29 +134,39 @@ class Content:
 
     results: Path
     tier_title: str
-    machines: tuple[MachineEntry, ...]
+    machines: tuple[MachineEntry, ...] = ()
     """The machines with verdicts, this one first."""
 
     @cached_property
     def runs(self) -> list[dict[str, str]]:
         """The rows of all ``<experiment>.runs.csv``."""
-        return runs_of(self.results)
+        return [row for file in sorted(self.results.glob("*.runs.csv")) for row in read_csv(file)]
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """What was run, where, and with which code."""
-        return facts(self.results, self.tier_title, self.runs)
+        """The tier, the hardware, the commits, the runs by status, and the seeds."""
+        by_id = {row["run"]: row for row in self.runs}  # experiments may share a run
+        statuses = Counter(row["status"].replace("_", " ") for row in by_id.values())
+        commits = sorted({row["git_commit"][:9] for row in by_id.values() if row["git_commit"]})
+        return {
+            "Tier": self.tier_title,
+            "Hardware": self.results.resolve().parent.name,
+            "Commit": ", ".join(commits) or "no run",
+            "Runs": ", ".join(f"{number} {status}" for status, number in statuses.most_common()) or "none",
+            "Seeds": integer_ranges(int(row["seed"]) for row in by_id.values()) or "none",
+        }
 
     @cached_property
     def shown(self) -> dict[Kind, list[Shown]]:
         """The figures and tables that were made, by kind; those with a number come first."""
         kinds: tuple[Kind, ...] = ("figures", "tables")
-        made = {
-            kind: [self._shown(kind, name) for name in available(kind) if self._is_made(kind, name)] for kind in kinds
-        }
-        return {
-            kind: sorted(of_kind, key=lambda shown: not _NUMBERED.match(shown.name)) for kind, of_kind in made.items()
-        }
+        made: dict[Kind, list[Shown]] = {kind: [] for kind in kinds}
+        for kind in kinds:
+            for name in sorted(available(kind), key=lambda name: not _NUMBERED.match(name)):
+                if self._is_made(kind, name):
+                    caption = from_rst(read_text(self.results / kind / f"{name}.rst"))
+                    made[kind].append(Shown(artefacts.describe(kind, name), describe(name), caption))
+        return made
 
     @cached_property
     def claims(self) -> list[Claim]:
@@ -214,10 +206,6 @@ class Content:
         """One row a run of an experiment, with what identifies it and what came of it."""
         return [_run(row) for row in self.runs]
 
-    def _shown(self, kind: Kind, name: str) -> Shown:
-        caption = from_rst(read_text(self.results / kind / f"{name}.rst"))
-        return Shown(artefacts.describe(kind, name), describe(name), caption)
-
     def _is_made(self, kind: Kind, name: str) -> bool:
         suffix = "png" if kind == "figures" else "csv"
         return all((self.results / kind / f"{name}.{ending}").is_file() for ending in ("rst", suffix))
@@ -225,24 +213,20 @@ class Content:
     def _shown_in(self, files: set[str]) -> tuple[Shown, ...]:
         """Return the figures and tables that read one of these files; those that read little else come first."""
         experiments = {row["experiment"] for row in self.runs}
-        everything = [shown for of_kind in self.shown.values() for shown in of_kind if shown.name != CLAIMS]
-        # Of two that read a file the one that reads little else is closer: it shows these data, and not all.
         shares: dict[Shown, float] = {}
-        for shown in everything:
+        for shown in chain.from_iterable(self.shown.values()):
             read = shown.reads(experiments)
-            if files & read:
+            if files & read and shown.name != CLAIMS:
+                # Of two that read a file the one that reads little else is closer: it shows these data, and not all.
                 shares[shown] = len(files & read) / len(files | read)
         return tuple(sorted(shares, key=lambda shown: (-shares[shown], shown.kind, shown.name)))
 
 
 def _run(row: Mapping[str, str]) -> dict[str, str]:
-    hyperparameters: dict[str, Any] = json.loads(row["hyperparameters"] or "{}")
-    rate = hyperparameters.get("lr")
+    rate = json.loads(row["hyperparameters"] or "{}").get("lr")
     seconds = {key: f"{float(row[key]):.3g}" if row[key] else "" for key in ("seconds_to_target", "train_seconds")}
     return {
-        "experiment": row["experiment"],
-        "workload": row["workload"],
-        "optimizer": row["optimizer"],
+        **{key: row[key] for key in ("experiment", "workload", "optimizer")},
         "period": row["inverse_update_period"].removesuffix(".0"),
         "seed": row["seed"],
         "rate": "" if rate is None else f"{rate:g}",

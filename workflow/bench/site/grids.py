@@ -108,12 +108,12 @@ def grid(rows: Sequence[Mapping[str, str]], *, most_leading: int = 4) -> RunGrid
 
 def _with_intervals(row: Mapping[str, str]) -> dict[str, str]:
     """Return a row in which the bounds that stand in columns of their own follow their value in brackets."""
-    bounds = {key: (f"{key}, low", f"{key}, high") for key in row if f"{key}, low" in row and f"{key}, high" in row}
-    dropped = {name for names in bounds.values() for name in names}
-    merged = {key: text for key, text in row.items() if key not in dropped}
-    for key, (low, high) in bounds.items():
-        if row[low] or row[high]:
-            merged[key] = f"{row[key]} [{row[low]}, {row[high]}]"
+    merged = dict(row)
+    for key in row:
+        if f"{key}, low" in row and f"{key}, high" in row:
+            low, high = merged.pop(f"{key}, low"), merged.pop(f"{key}, high")
+            if low or high:
+                merged[key] = f"{row[key]} [{low}, {high}]"
     return merged
 
 

@@ -50,20 +50,20 @@ def lines(parts: Iterable[Mapping[str, str]]) -> list[Line]:
 
 
 def _line(row: Mapping[str, str], values: Mapping[str, float | None], axis: Axis) -> Line:
-    value, low, high = values["value"], values["low"], values["high"]
+    value, low, high, published = (values[key] for key in ("value", "low", "high", "published"))
     text = "" if value is None else number(value, infinity="infinite")
-    has_length = low is not None and high is not None and low < high
-    if has_length and low is not None and high is not None:
+    if low is None or high is None or low >= high:
+        low = high = None  # a range of one value is no interval
+    else:
         text += f" [{number(low)}, {number(high, infinity='infinite')}]"
-    published = values["published"]
     return Line(
         name=row["part"],
         text=text or row["verdict"],
         verdict=row["verdict"],
         published_text="" if published is None else number(published),
         value=axis.place(value),
-        low=axis.place(low) if has_length else None,
-        high=axis.place(high) if has_length else None,
+        low=axis.place(low),
+        high=axis.place(high),
         published=axis.place(published),
         bound=axis.place(values["bound"]),
         holds_above=row["comparison"].startswith(">"),

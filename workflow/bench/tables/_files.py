@@ -105,9 +105,7 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[_Cell]]) -> str:
     return "".join(f"| {' | '.join(map(escaped, line))} |\n" for line in lines)
 
 
-def estimated(estimate: Estimate, digits: int = 3) -> str:
+def estimated(estimate: Estimate) -> str:
     """Return the text of an estimate, with its interval if it has one."""
-    value = number(estimate.value, digits)
-    if not estimate.has_interval:
-        return value
-    return f"{value} [{number(estimate.low, digits)}, {number(estimate.high, digits)}]"
+    interval = f" [{number(estimate.low)}, {number(estimate.high)}]" if estimate.has_interval else ""
+    return f"{number(estimate.value)}{interval}"

@@ -16,7 +16,7 @@ import pandas as pd
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.curves import by_seed
 from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference
-from workflow.bench.analysis.finetuning_scores import pretraining_experiment
+from workflow.bench.analysis.finetuning_scores import averages, last_values, pretraining_experiment, scores
 from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes
 from workflow.bench.analysis.time_to_target import of_any_length
 from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
@@ -178,63 +178,72 @@ def with_pretraining(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFr
     return pd.concat([runs, starts], ignore_index=True) if len(starts) else runs
 
 
+def _starts(runs: pd.DataFrame, pretraining: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return each label's finished pre-training runs, one a seed: that of the fine-tuning that starts from it."""
+    done = pretraining[pretraining["status"] == "finished"].drop(columns="seed")
+    links = runs[["optimizer", "seed", "start_from"]].dropna().drop_duplicates().rename(columns={"start_from": "run"})
+    return {
+        str(label): links.loc[links["optimizer"] == label, ["seed", "run"]].merge(done, on="run")
+        for label in runs["optimizer"].unique()
+    }
+
+
 def write_overview(
     results: Results,
     folder: Path,
     name: str,
     title: str,
     *,
+    paper: str,
+    metric: str,
     score: str,
     unit: str = "",
-    paper: str,
-    paper_score: str,
-    last: pd.Series,
-    scores: Mapping[str, Mapping[int, float]],
-    note: str,
+    about: str,
 ) -> list[Path]:
     """Write a row per optimizer: its score, the cost of its pre-training, and the paper's row. Return the files.
 
     Args:
         results: the results of this machine.
         folder: the folder to write to.
-        name: the table's name; the experiment is ``bert_<paper>``.
+        name: the table's name.
         title: the table's title.
-        score: the name of the scores in the titles of columns.
-        unit: the end of these titles, such as `` (%)``.
-        paper: the name of the paper's file.
-        paper_score: its column of scores.
-        last: the score of each run (`finetuning_scores.last_values`).
-        scores: the score by label and seed.
-        note: the last sentence of the caption.
+        paper: the name of the paper's file; the experiment is ``bert_<paper>``.
+        metric: that of which a run's last value is its score; a seed's score is the mean over the data sets, if it has
+            one in each.
+        score: its name in the titles of columns, and in lower case the paper's column.
+        unit: the end of these titles; `` (%)`` shows 100 times the metric.
+        about: the last sentence of the caption, with ``{0}`` for the number of data sets and ``{1}`` for their names.
+
+    Raises:
+        NoDataError: there are no fine-tuning runs.
     """
-    source = pretraining_experiment(results, runs := results.runs(f"bert_{paper}"))
-    pretraining, times = results.runs(source), StepTimes(results.probe("step_time"))
-    done = pretraining[pretraining["status"] == "finished"].drop(columns="seed")
-    # One pre-training run a seed, under the seed of the fine-tuning that starts from it.
-    links = runs[["optimizer", "seed", "start_from"]].dropna().drop_duplicates().rename(columns={"start_from": "run"})
-    starts = {
-        str(label): links.loc[links["optimizer"] == label, ["seed", "run"]].merge(done, on="run")
-        for label in runs["optimizer"].unique()
+    runs = results.some_runs(f"bert_{paper}")
+    last = (100 if unit else 1) * last_values(results.metrics(f"bert_{paper}"), metric)
+    tasks = list(runs["dataset"].dropna().unique())
+    by_label = {
+        str(label): averages([scores(rows[rows["dataset"] == task], last) for task in tasks])
+        for label, rows in runs.groupby("optimizer", sort=False)
     }
+    source = pretraining_experiment(results, runs)
+    pretraining, times = results.runs(source), StepTimes(results.probe("step_time"))
+    starts = _starts(runs, pretraining)
     cost, rows = costs(starts, times), []
     for label in starts:
         cells = score_cells(f"bert_{paper}.csv", label, runs, last, REFERENCE)
         data = cells.pop("data") + cost[label]["data"]
-        cells |= {f"{score} here{unit}": shown(scores[label]), f"{score} minus LAMB's here": difference(scores, label)}
+        cells[f"{score} here{unit}"] = shown(by_label[label])
+        cells[f"{score} minus LAMB's here"] = difference(by_label, label)
         rows.append(cells | cost[label] | {"data": data})
-    trainings = (Training.of(of_label, {}) for of_label in starts.values() if len(of_label))
-    problems = dict.fromkeys(times.problem(*training.labels) for training in trainings)
+    problems = dict.fromkeys(times.problem(*Training.of(one, {}).labels) for one in starts.values() if len(one))
+    untested = [f"Not tested: {problem}" for problem in problems if problem]
+    notes = [SCORE_NOTE, COST_NOTE, *untested, PAPER_NOTE, about.format(len(tasks), ", ".join(tasks))]
+    shown_runs, absent = with_pretraining(runs, pretraining), [source] if pretraining.empty else []
     titles = {
         "optimizer": "optimizer in the paper",
-        paper_score: f"{score} in the paper{unit}",
+        score.lower(): f"{score} in the paper{unit}",
         "iterations": "iterations in the paper",
         "time_h": "time in the paper (h)",
         "speedup": "speedup over LAMB in the paper",
     }
-    text = caption(
-        results,
-        with_pretraining(runs, pretraining),
-        notes=[SCORE_NOTE, COST_NOTE, *(f"Not tested: {problem}" for problem in problems if problem), PAPER_NOTE, note],
-        absent=[source] if pretraining.empty else [],
-    )
+    text = caption(results, shown_runs, notes=notes, absent=absent)
     return write_table(join_paper(rows, pretraining, paper, titles), folder, name, title=title, caption=text)

@@ -281,38 +281,25 @@ def ratios() -> Iterator[Row]:
 def repeated() -> Iterator[Row]:
     """Yield the numbers of the tables that the text repeats, which should be the same."""
     average = {(run["optimizer"], run["iterations"]): run["average"] for run in _records("glue")}
-    for name, left, right in (
+    pairs = (
         ("C04", ("MKOR", "1500"), ("LAMB", "1563")),
         ("C05", ("KAISA", "1563"), ("LAMB", "1563")),
         ("C25", ("MKOR-H", "600"), ("MKOR", "600")),
-    ):
-        data = _files("claims", "glue")
-        yield _same(*_about(name), f"{average[left]} vs {average[right]}", "averages of Table 3", data)
+    )
     rates = [run["outcome"] for run in _records("lr_sensitivity_resnet50_cifar10") if run["optimizer"] == "MKOR"]
     alexnet = [run for run in _records("training_speedups") if run["experiment"] == "AlexNet/CIFAR-100"]
     speedup = _by(alexnet, "baseline", "speedup")
     orders = {run["optimizer"]: run for run in _records("complexity")}
     both = [orders[optimizer] for optimizer in ("MKOR", "KAISA")]
+    converged = f"{rates.count('converged')} of {len(rates)} rates converge"
+    rivals = " / ".join(speedup[rival] for rival in ("SGD", "HyLo-KIS", "KAISA"))
+    powers = (str(max(map(digit, re.findall(r"(?<=d)[²³]", run["computation"])))) for run in both)
     for name, implied, derivation, file in (
-        (
-            "C18",
-            f"{rates.count('converged')} of {len(rates)} rates converge",
-            "MKOR's rows of the appendix's table",
-            "lr_sensitivity_resnet50_cifar10",
-        ),
-        (
-            "C19",
-            " / ".join(speedup[rival] for rival in ("SGD", "HyLo-KIS", "KAISA")),
-            "over SGD, HyLo-KIS and KAISA, in the claim's order",
-            "training_speedups",
-        ),
+        *((name, f"{average[left]} vs {average[right]}", "averages of Table 3", "glue") for name, left, right in pairs),
+        ("C18", converged, "MKOR's rows of the appendix's table", "lr_sensitivity_resnet50_cifar10"),
+        ("C19", rivals, "over SGD, HyLo-KIS and KAISA, in the claim's order", "training_speedups"),
         ("C12", " and ".join(run["communication"] for run in both), "Table 1", "complexity"),
-        (
-            "C11",
-            " and ".join(str(max(map(digit, re.findall(r"(?<=d)[²³]", run["computation"])))) for run in both),
-            "leading powers of d in Table 1",
-            "complexity",
-        ),
+        ("C11", " and ".join(powers), "leading powers of d in Table 1", "complexity"),
     ):
         yield _same(*_about(name), implied, derivation, _files("claims", file))
 

@@ -92,26 +92,21 @@ def _measured(label: str, probes: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     }
 
 
-def _published(paper: pd.DataFrame, name: str | None) -> dict[str, Any]:
-    """Return the paper's cells of one optimizer, with sources; paper: its rows, indexed by optimizer."""
-    if name is None or name not in paper.index:
-        return {"data": NO_SOURCES}
-    cells = {title: str(paper.loc[name, column]) for column, title in _THEIRS.items()}
-    return cells | {"data": from_rows("workflow/paper/complexity.csv", optimizer=name)}
-
-
 def _rows(probes: Mapping[str, pd.DataFrame]) -> Iterator[dict[str, Any]]:
     """Yield a row per measured optimizer with the paper's cells, and then the paper's other optimizers."""
-    paper = published("complexity", as_text=True).set_index("optimizer", drop=False)
+    paper = {
+        str(row["optimizer"]): {title: row[column] for column, title in _THEIRS.items()}
+        | {"data": from_rows("workflow/paper/complexity.csv", optimizer=row["optimizer"])}
+        for row in published("complexity", as_text=True).to_dict("records")
+    }
     measured = {str(label) for rows in probes.values() for label in rows["optimizer"]}
     # The paper's methods first and in its order, so that the sides can be read across.
     labels = [label for label in _FIRST if label in measured]
     labels += [*sorted(measured - {*_FIRST, FLOOR}), *({FLOOR} & measured)]
     for label in labels:
-        ours, theirs = _measured(label, probes), _published(paper, paper_name(label))
+        ours, theirs = _measured(label, probes), paper.get(paper_name(label) or "", {"data": NO_SOURCES})
         yield ours | theirs | {"data": ours["data"] + theirs["data"]}
-    for name in paper.index.difference([paper_name(label) for label in labels], sort=False):
-        yield _published(paper, name)
+    yield from (paper[name] for name in paper if name not in map(paper_name, labels))
 
 
 def make(results: Results, folder: Path) -> list[Path]:

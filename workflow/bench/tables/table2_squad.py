@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workflow.bench.analysis.finetuning_scores import last_values, scores
 from workflow.bench.results.tables import Results
 from workflow.bench.tables._finetuning import write_overview
 
@@ -19,18 +18,6 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: there are no fine-tuning runs.
     """
-    runs = results.some_runs("bert_squad")
-    last = 100 * last_values(results.metrics("bert_squad"), "f1")
-    return write_overview(
-        results,
-        folder,
-        "table2_squad",
-        "Fine-tuning on questions, from each optimizer's pre-training",
-        score="F1",
-        unit=" (%)",
-        paper="squad",
-        paper_score="f1",
-        last=last,
-        scores={str(label): scores(rows, last) for label, rows in runs.groupby("optimizer", sort=False)},
-        note=f"Questions here: {', '.join(sorted(runs['dataset'].dropna().unique()))}",
-    )
+    title = "Fine-tuning on questions, from each optimizer's pre-training"
+    columns = {"paper": "squad", "metric": "f1", "score": "F1", "unit": " (%)", "about": "Questions here: {1}"}
+    return write_overview(results, folder, "table2_squad", title, **columns)

@@ -32,20 +32,13 @@ _MARKS: Final[dict[Outcome, str]] = {
 
 
 def with_epochs(ended: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns ``epochs`` and ``best`` to the rows of `outcomes`.
+    """Add the columns ``epochs`` and ``best`` to the rows of `outcomes`; metrics: rows of ``<experiment>.csv``.
 
-    Args:
-        ended: rows of `outcomes`, one per run.
-        metrics: evaluations, from ``<experiment>.csv``.
-
-    Returns:
-        ``epochs``: until the target was reached or, in a local minimum, until the best value of the target's metric
-        was first seen; NaN for other outcomes. ``best``: that value.
+    Epochs are those until the target was reached or, in a local minimum, until the best value of the target's metric
+    was first seen; NaN for other outcomes. ``best`` is that value.
     """
-    shown = pd.DataFrame(
-        [_epochs_and_best(run, metrics) for _, run in ended.iterrows()], ended.index, ["epochs", "best"], float
-    )
-    return ended.assign(epochs=shown["epochs"], best=shown["best"])
+    shown = [_epochs_and_best(run, metrics) for _, run in ended.iterrows()]
+    return ended.join(pd.DataFrame(shown, ended.index, ["epochs", "best"], float))
 
 
 def _epochs_and_best(run: pd.Series, metrics: pd.DataFrame) -> tuple[float, float]:

@@ -52,9 +52,12 @@ def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     rows = sizes.assign(counterpart=sizes["experiment"].map(COUNTERPARTS))
     columns = rows["counterpart"].map(COUNTED).fillna("parameters")
     rows["counted"] = [row[column] for (_, row), column in zip(rows.iterrows(), columns, strict=True)]
-    rows = rows.groupby([*_MODEL, "counted", "counterpart"], dropna=False, sort=False, as_index=False).agg(
-        {"experiment": _joined, "batch_size": _listed}
-    )
+    listed = {  # a damaged table may lack names
+        "experiment": lambda names: ", ".join(names.dropna()),
+        "batch_size": lambda numbers: ", ".join(map(str, sorted(set(numbers)))),
+    }
+    keys = [*_MODEL, "counted", "counterpart"]
+    rows = rows.groupby(keys, dropna=False, sort=False, as_index=False).agg(listed)
     rows = rows.merge(_trained(runs), on=_MODEL, how="left")
     # Millions truncated to one decimal, as the paper does: 25.5 for ResNet-50's 25,557,032.
     counted = rows["counted"].map(lambda parameters: f"{parameters // 1e5 / 10:.1f}")
@@ -78,16 +81,6 @@ def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             ],
         }
     )
-
-
-def _joined(names: pd.Series) -> str:
-    """Return the names in one text; a damaged table may lack some."""
-    return ", ".join(names.dropna())
-
-
-def _listed(numbers: pd.Series) -> str:
-    """Return the different numbers in rising order."""
-    return ", ".join(map(str, sorted(set(numbers))))
 
 
 def _trained(runs: pd.DataFrame) -> pd.DataFrame:
