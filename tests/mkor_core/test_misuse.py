@@ -26,6 +26,7 @@ from tests.support import reference
 from tests.support.hyperparameters import hyperparameters
 from tests.support.misuses import (
     IGNORED,
+    ODD,
     PERIODS,
     POISONED,
     REFUSED,
@@ -33,6 +34,7 @@ from tests.support.misuses import (
     SUMMED,
     VARIANTS,
     Session,
+    WithOdd,
     check_evaluation,
     check_halves,
     check_ignored,
@@ -47,7 +49,6 @@ from tests.support.misuses import (
     plain,
     run,
 )
-from tests.support.odd_modules import ODD, WithOdd
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:A step has more backward passes"),
