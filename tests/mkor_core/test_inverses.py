@@ -136,7 +136,7 @@ def test_a_window_that_spans_a_whole_side_is_exact_and_its_scale_is_bounded(name
     inverse, expected = one(dimension, window, dtype), torch.eye(dimension, dtype=torch.float64)
     rule, largest = rule_of(name), 0.0
     assert isinstance(inverse, WindowedInverse)
-    for number, vector in enumerate(3 * vectors(1000, dimension)):
+    for number, vector in enumerate(3 * vectors(400, dimension)):
         vector = vector.to(dtype)
         update_(inverse, rule, vector, number)
         expected = RULES[name](stabilized(expected, rule.threshold, rule.blend), vector.double(), rule.decay)

@@ -283,7 +283,7 @@ def directions(window: int, steps: int) -> list[float]:
 
 
 def test_a_window_of_four_preconditions_as_the_dense_factor():
-    assert max(directions(4, 150)) < 1e-3
+    assert max(directions(4, 90)) < 1e-3
 
 
 @pytest.mark.parametrize("fails_on", ["left", "right"])

@@ -1,7 +1,7 @@
 """What users do wrong with the library, or do that its hooks must see through; by the outcome that is due.
 
-Every entry is a step of training, which ends with ``session.optimizer.step()``. The checks at the end state
-the outcome: tests/mkor_core/test_misuse.py makes them of every method, tests/faults/test_library.py with every setting.
+Every entry is a step of training, which ends with ``session.optimizer.step()``. The checks state the outcome:
+tests/mkor_core/test_misuse.py makes them of every statistic, tests/faults/test_library.py with every setting.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "hylo clipped": ("hylo", {"kl_clip": 1e-3}),
 }
 """Every method, and the settings that take another path through it: an optimizer's name and hyperparameters."""
+OF_EACH_STATISTIC = ("mkor", "mac", "eva", "kaisa", "foof", "hylo", "rs_kfac")
+"""Means of all rows, of inputs, of the first rows; moments of both sides, of inputs; rows, and what is made of them.
+
+What happens before a method sees them is the same in the others, but in "mkor released", which clamps rows."""
 NEEDS_THE_NUMBER_OF_MICRO_BATCHES = ("mkor released", "eva", "eva not clipped")
 """Variants whose statistic depends on how many micro-batches share a batch."""
 REDUCES_NONLINEARLY = ("foof", "kaisa", "kaisa inverse", "kaisa not clipped", "mkor released", "thermo_kfac")
