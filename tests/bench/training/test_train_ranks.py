@@ -25,7 +25,6 @@ from hypothesis import given, strategies
 from torch._C._distributed_c10d import HashStore
 from torch.testing import assert_close
 
-from baselines import available, limits
 from tests.support import train_ranks
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
 from tests.support.records import read_metrics, read_summary
@@ -340,12 +339,6 @@ def test_interrupted_and_resumed_ranks_equal_uninterrupted_ones(
     summary = read_summary(sliced)
     assert (summary["slices"], summary["steps_done"]) == (2, train_ranks.STEPS)
     assert not sliced.checkpoint.exists()
-
-
-def test_every_optimizer_trains_on_ranks_or_declares_that_it_cannot():
-    assert {name for name, _, _ in METHODS.values()} == {
-        name for name in available() if "data_parallel" not in limits(name)
-    }
 
 
 def test_the_record_has_bytes_and_times_by_rank(trained: dict[int, Path]):
