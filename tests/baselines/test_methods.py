@@ -242,7 +242,9 @@ def test_the_plan_and_the_code_accept_the_same_values_and_refuse_others_by_name(
     verdicts = [(value, is_planned(value), refusal(value)) for value in values]
     assert [verdict for verdict in verdicts if verdict[1] != (verdict[2] is None)] == []
     assert {verdict[1] for verdict in verdicts} == {True, False}
-    assert all(re.search(rf"\b{key}=", said) for *_, said in verdicts if said is not None)
+    for value, _, said in verdicts:
+        shown = repr(value) if value in (-1, "bogus") else ""  # others may be written shorter
+        assert said is None or re.search(rf"\b{key}={shown}", said)
 
 
 @pytest.mark.parametrize("name", available())

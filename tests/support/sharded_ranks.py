@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -315,7 +316,7 @@ def live_bytes() -> dict[str, int]:
 
 
 def resumed(case: str, rank: int, world: int) -> dict[str, Any]:
-    """Go on after half of the steps; with new objects from state dicts, without and with the layers' whole tensors.
+    """Go on after half of the steps; with new objects from state dicts, without and with what rank 0 has gathered.
 
     The first run's state is gathered before its first step too, when each owner has its own layers alone.
     """
@@ -330,5 +331,7 @@ def resumed(case: str, rank: int, world: int) -> dict[str, Any]:
     for name in ("sharded", "whole"):
         run = runs[name]
         set_state_dict(run.model, run.optimizer, model_state_dict=model, optim_state_dict=copy.deepcopy(optimizer))
-    runs["whole"].preconditioner.load_state_dict(copy.deepcopy(first.preconditioner.state_dict()))
+    gathered = [copy.deepcopy(first.preconditioner.state_dict()) if rank == 0 else None]
+    dist.broadcast_object_list(gathered, 0)
+    runs["whole"].preconditioner.load_state_dict(gathered[0] or {})
     return {"memory": memory, **{name: run.train(FEW // 2, FEW) for name, run in runs.items()}}
