@@ -42,7 +42,7 @@ LONGEST = (
     "training/test_runner.py",
     "docs/test_adding.py",
     "support/test_source_code.py",
-    "mkor_core/test_mkor.py",
+    "mkor_core/test_compiled.py",
     "commands/test_faults.py",
     "workloads/test_workloads.py",
     "commands/test_fuzz_records.py",

@@ -11,8 +11,9 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,7 @@ from workflow.bench.support.config import ConfigError
 SECOND_ORDER = [name for name in available() if method_class(name) is not None]
 WITH_ADAMW = ["muon", "singd"]
 """First-order optimizers that train parameters outside their layers with AdamW."""
+STEPS = 10
 
 
 def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
@@ -60,7 +62,7 @@ def data(number: int = 16, dtype: torch.dtype = torch.float32) -> tuple[Tensor, 
 def train(
     name: str,
     chosen: dict[str, Any],
-    steps: int = 12,
+    steps: int,
     *,
     dtype: torch.dtype = torch.float32,
     interrupt: int | None = None,
@@ -94,7 +96,7 @@ def train(
             return loss
 
         if by_closure:
-            assert optimizer.step(evaluate) is not None
+            assert optimizer.step(closure=evaluate) is not None
         else:
             loss = evaluate()
             if preconditioner is not None:
@@ -106,6 +108,12 @@ def train(
                 scaler.update()
         scheduler.step()
     return [parameter.detach() for parameter in model.parameters()]
+
+
+@cache
+def trained(name: str, key: str | None = None, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Return the weights of an uninterrupted training with what a hyperparameter needs to have an effect."""
+    return train(name, options(name, **NEEDS.get(key or "", {})), STEPS, dtype=dtype)
 
 
 def losses_of(
@@ -179,11 +187,6 @@ DEFAULTS = {
 CASES = [(name, key) for name in available() for key in hyperparameters(name)]
 
 
-def test_every_file_is_found():
-    names = {"adamw", "eva", "hylo", "kaisa", "lamb", "mkor", "mkor_h", "muon", "sgd", "shampoo", "singd", "soap"}
-    assert names <= set(available())
-
-
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_a_methods_defaults_are_those_of_its_paper(name):
     assert {key: known.default for key, known in hyperparameters(name).items()} == DEFAULTS[name]
@@ -200,16 +203,8 @@ def test_every_hyperparameter_changes_the_result(name, key):
     chosen, known = options(name, **NEEDS.get(key, {})), hyperparameters(name)[key]
     other_value = known.other_value(key)
     assert chosen.get(key, known.default) != other_value
-    one, other = train(name, chosen), train(name, {**chosen, key: other_value})
+    one, other = trained(name, key if key in NEEDS else None), train(name, {**chosen, key: other_value}, STEPS)
     assert any(not torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-@pytest.mark.parametrize(("name", "key"), [(n, k) for n, k in CASES if hyperparameters(n)[k].hint is not bool])
-def test_a_bad_value_is_refused_by_name(name, key):
-    hint = hyperparameters(name)[key].hint
-    is_number = {int, float} & {hint, *get_args(hint)} and get_origin(hint) is not Literal
-    with pytest.raises(ValueError, match=rf"\b{key}=(-1|'bogus')"):
-        build(name, network(), options(name, **{key: -1 if is_number else "bogus"}))
 
 
 def values_to_try(domain: Domain) -> list[Any]:
@@ -225,9 +220,9 @@ def values_to_try(domain: Domain) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "key"), CASES)
-def test_the_plan_and_the_code_accept_the_same_values(name, key):
+def test_the_plan_and_the_code_accept_the_same_values_and_refuse_others_by_name(name, key):
     """The plan reads annotations from the source file; the code reads them at run time."""
-    known = accepted(name, None, read_signatures())
+    known, model = accepted(name, None, read_signatures()), nn.Linear(4, 3)
 
     def is_planned(value: Any) -> bool:
         try:
@@ -236,17 +231,20 @@ def test_the_plan_and_the_code_accept_the_same_values(name, key):
             return False
         return True
 
-    def is_built(value: Any) -> bool:
+    def refusal(value: Any) -> str | None:
         try:
-            build(name, network(), options(name, **{key: value}))
-        except ValueError:
-            return False
-        return True
+            build(name, model, options(name, **{key: value}))
+        except ValueError as refused:
+            return str(refused)
+        return None
 
     values = values_to_try(Domain.of(hyperparameters(name)[key].annotation))
-    verdicts = [(value, is_planned(value), is_built(value)) for value in values]
-    assert [verdict for verdict in verdicts if verdict[1] != verdict[2]] == []
+    verdicts = [(value, is_planned(value), refusal(value)) for value in values]
+    assert [verdict for verdict in verdicts if verdict[1] != (verdict[2] is None)] == []
     assert {verdict[1] for verdict in verdicts} == {True, False}
+    for value, _, said in verdicts:
+        shown = repr(value) if value in (-1, "bogus") else ""  # others may be written shorter
+        assert said is None or re.search(rf"\b{key}={shown}", said)
 
 
 @pytest.mark.parametrize("name", available())
@@ -263,32 +261,23 @@ def test_a_model_of_any_precision_learns(name, dtype):
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
 
 
-@pytest.mark.parametrize("name", SECOND_ORDER)
-def test_parameters_outside_any_layer_get_the_base_optimizers_step(name):
-    """One step from the same start: BatchNorm's weights move as under plain SGD."""
-    plain, chosen = network(), network()
-    for model, method in ((plain, "sgd"), (chosen, name)):
-        optimizer, _ = build(method, model, {"lr": 0.05} if method == "sgd" else options(name, lr=0.05))
+@pytest.mark.parametrize("name", [*SECOND_ORDER, *WITH_ADAMW])
+def test_parameters_outside_any_layer_get_the_step_of_the_base_or_of_adamw(name):
+    """One step from the same start: BatchNorm's weights move as under plain SGD or torch's AdamW."""
+    adamw = {"beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
+    plain = ("adamw", {"lr": 0.01, **adamw}) if name in WITH_ADAMW else ("sgd", {"lr": 0.05})
+    chosen = {"lr": 0.05, "adamw_lr": 0.01, **adamw} if name in WITH_ADAMW else options(name, lr=0.05)
+    models = []
+    for method, given in (plain, (name, chosen)):
+        models.append(model := network())
+        optimizer, _ = build(method, model, given)
         inputs, targets = data()
         (model(inputs) - targets).square().mean().backward()
         optimizer.step()
-    assert_close([*chosen[1].parameters()], [*plain[1].parameters()], rtol=0, atol=0)
-    assert not torch.equal(chosen[0].weight, plain[0].weight)
-
-
-@pytest.mark.parametrize("name", WITH_ADAMW)
-def test_parameters_outside_any_layer_get_adamws_step(name):
-    """One step from the same start: BatchNorm's weights move as under torch's AdamW."""
-    plain, chosen = network(), network()
-    same = {"beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
-    for model, method in ((plain, "adamw"), (chosen, name)):
-        own = {"lr": 0.01} if method == "adamw" else {"lr": 0.05, "adamw_lr": 0.01}
-        optimizer, _ = build(method, model, {**own, **same})
-        inputs, targets = data()
-        (model(inputs) - targets).square().mean().backward()
-        optimizer.step()
-    assert_close([*chosen[1].parameters()], [*plain[1].parameters()])
-    assert not torch.allclose(chosen[0].weight, plain[0].weight)
+    base, own = models
+    exactly = {} if name in WITH_ADAMW else {"rtol": 0, "atol": 0}
+    assert_close([*own[1].parameters()], [*base[1].parameters()], **exactly)
+    assert not torch.allclose(own[0].weight, base[0].weight)
 
 
 @pytest.mark.parametrize("name", available())
@@ -328,9 +317,8 @@ def test_micro_batches_train_like_the_full_batch(name):
 @pytest.mark.parametrize(("dtype", "interrupt"), [(torch.float32, 1), (torch.float32, 6), (torch.bfloat16, 6)], ids=str)
 def test_resumed_training_equals_uninterrupted_training_bitwise(name, dtype, interrupt):
     """With torch's safe loader and a schedule, at a step with an update of the preconditioner and at one without."""
-    chosen = options(name)
-    whole, resumed = (train(name, chosen, 10, dtype=dtype, interrupt=at) for at in (None, interrupt))
-    assert_close(resumed, whole, rtol=0, atol=0)
+    resumed = train(name, options(name), STEPS, dtype=dtype, interrupt=interrupt)
+    assert_close(resumed, trained(name, dtype=dtype), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", sorted({*available()} - {"shampoo", "singd"}))
@@ -443,21 +431,21 @@ def test_other_optimizers_refuse_complex_weights_by_name(name):
 
 @pytest.mark.parametrize("name", available())
 def test_nothing_grows(name):
-    """The bytes of the state and the number of live tensors are the same after 20 and after 50 steps."""
+    """The bytes of the state and the number of live tensors are the same after 16 and after 32 steps."""
     model = network()
     optimizer, preconditioner = build(name, model, options(name))
     inputs, targets = data()
     sizes = []
     gc.collect()
     gc.freeze()  # so that later collections skip everything that already exists
-    for step in range(1, 51):
+    for step in range(1, 33):
         optimizer.zero_grad()
         loss = (model(inputs) - targets).square().mean()
         loss.backward()
         if preconditioner is not None:
             preconditioner.observe(1.0 - 0.001 * step)
         optimizer.step()
-        if step in (20, 50):
+        if step in (16, 32):  # alike in what every second step does
             gc.collect()
             alive = sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
             sizes.append((sum(t.numel() * t.element_size() for t in tensors(optimizer.state_dict())), alive))

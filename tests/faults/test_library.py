@@ -24,11 +24,13 @@ from tests.support.misuses import (
     IGNORED,
     KINDS,
     NEEDS_THE_NUMBER_OF_MICRO_BATCHES,
+    ODD,
     POISONED,
     REFUSED,
     SUMMED,
     VARIANTS,
     Session,
+    WithOdd,
     check_evaluation,
     check_halves,
     check_ignored,
@@ -41,7 +43,6 @@ from tests.support.misuses import (
     plain,
     run,
 )
-from tests.support.odd_modules import ODD, WithOdd
 from tests.support.tally import count
 
 LIBRARY = tuple(str(Path(package.__file__).parent) for package in (mkor_core, baselines) if package.__file__)

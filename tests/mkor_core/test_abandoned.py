@@ -19,11 +19,10 @@ from mkor_core.capture.layer import Layer
 from mkor_core.capture.rows import RowCapture
 from mkor_core.capture.statistics import MEAN, MOMENT, ROWS, Statistic
 from mkor_core.capture.sums import Capture
-from tests.support.misuses import VARIANTS, Session
+from tests.support.misuses import OF_EACH_STATISTIC, VARIANTS, Session
 
 WITH_HOOKS = ("adafisher", "dp_kfac", "kld_wrm", "singd")
 """Optimizers that capture rows without a preconditioner; of the others, none knows of a pass that is given up."""
-SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in WITH_HOOKS} | VARIANTS
 EXAMPLES = 10
 """Of a micro-batch. Eva takes 16 of a step: all of the first micro-batch, and some of the second."""
 
@@ -94,11 +93,13 @@ def take(session: Session, seed: int, micro_batches: int, clear: Callable[[], No
     return session.weights()
 
 
-@pytest.mark.parametrize("micro_batches", [2, 3])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "micro_batches"), [*((name, 3) for name in (*OF_EACH_STATISTIC, "mkor released", *WITH_HOOKS)), ("eva", 2)]
+)
 @pytest.mark.filterwarnings("error:A step has more backward passes")
 def test_a_step_that_is_begun_anew_trains_as_if_it_had_never_been_begun(name, micro_batches):
-    trained, alone = (Session(*SETTINGS[name], accumulation_steps=micro_batches) for _ in range(2))
+    setting = VARIANTS.get(name, (name, {}))
+    trained, alone = (Session(*setting, accumulation_steps=micro_batches) for _ in range(2))
     for step, way in enumerate(ways_to_give_up(micro_batches)):
         for session in (trained, alone):
             session.optimizer.zero_grad(set_to_none=way.starts_with_none)
@@ -108,10 +109,10 @@ def test_a_step_that_is_begun_anew_trains_as_if_it_had_never_been_begun(name, mi
         assert_close(*weights, rtol=0, atol=1e-12, msg=lambda text, way=way: f"{way}: {text}")
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith("eva")])
+@pytest.mark.parametrize("name", ["mkor released", *(name for name in OF_EACH_STATISTIC if name != "eva")])
 def test_gradients_may_be_cleared_when_the_next_forward_pass_has_run(name):
     """Except in Eva, whose means of inputs are of the examples that the forward pass has chosen."""
-    trained, alone = (Session(*SETTINGS[name], accumulation_steps=2) for _ in range(2))
+    trained, alone = (Session(*VARIANTS[name], accumulation_steps=2) for _ in range(2))
     for step, way in enumerate(ways_to_give_up(2)):
         for session in (trained, alone):
             session.optimizer.zero_grad(set_to_none=way.starts_with_none)

@@ -283,25 +283,6 @@ def test_no_product_at_the_shapes_of_bert_large_has_an_unaligned_operand(name: s
     assert seen.unaligned == []
 
 
-UNALIGNED = {
-    "rows": (torch.empty(33, 33), torch.empty(33, 32)),
-    "columns": (torch.empty(33, 33).T, torch.empty(33, 32)),
-    "a stack": (torch.empty(260).as_strided((2, 32, 4), (130, 4, 1)), torch.empty(2, 4, 32)),
-    "a column": (torch.empty(33, 1), torch.empty(1, 32)),
-    "the start": (torch.empty(32, 36)[:, 1:33], torch.empty(32, 32)),
-    "no piece": (torch.empty(32, 64)[:, ::2], torch.empty(32, 32)),
-}
-
-
-@pytest.mark.parametrize("name", UNALIGNED)
-def test_the_check_finds(name: str):
-    """A factor with a bias that was stored without care, 33 contiguous columns, and other operands."""
-    first, second = UNALIGNED[name]
-    with Operands() as seen:
-        first @ second
-    assert (tuple(first.shape), first.stride()) in [(shape, stride) for _, shape, stride in seen.unaligned]
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [1, 5, 16, 33])
 def test_an_aligned_product_is_the_product(columns: int, dtype: torch.dtype):

@@ -299,15 +299,10 @@ def test_rows_belong_to_the_global_mean_loss_or_to_each_ranks_own(communicated, 
 
 
 def test_what_was_consolidated_holds_until_the_next_step_or_load(communicated):
-    """The only layer belongs to rank 0, so the other rank holds its running averages alone."""
-    whole, after_a_step, loaded, _ = communicated[1]["consolidated"][0]
+    """The only layer belongs to rank 0, so the other rank holds its running averages alone, unless it is to keep it."""
+    whole, after_a_step, loaded, for_rank_1 = communicated[1]["consolidated"][0]
     assert whole == communicated[0]["consolidated"][0][0] == set(communicated[0]["kaisa global"][0])
     assert after_a_step == loaded == {"left", "right", "batches"}
-
-
-def test_one_rank_keeps_what_is_consolidated_for_it(communicated):
-    """The only layer belongs to rank 0, whose own state is whole."""
-    whole, _, _, for_rank_1 = communicated[1]["consolidated"][0]
     assert for_rank_1 == whole
 
 

@@ -24,7 +24,6 @@ from mkor_core import MKOR, ExpertLinear, Method, Preconditioner
 from mkor_core.capture import discovery
 from mkor_core.capture.discovery import find_layers, select_layers, unsupported_reason
 from mkor_core.engines import engine
-from mkor_core.method import InPlaceMethod
 
 METHODS: list[Method] = [
     MKOR(inverse_update_period=2),
@@ -206,7 +205,7 @@ def train(model: nn.Module, method: Method | None, shape: tuple[int, ...]) -> tu
 
 @pytest.mark.parametrize(
     ("method", "gathered"),
-    [*((method, False) for method in METHODS), *((m, True) for m in METHODS if isinstance(m, InPlaceMethod))],
+    [*((method, False) for method in METHODS), (METHODS[1], True), (Eva(), True)],
     ids=lambda value: short(value) if isinstance(value, Method) else ["alone", "gathered"][value],
 )
 @pytest.mark.parametrize("kind", PAIRS)

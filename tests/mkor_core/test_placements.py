@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from math import prod
 from typing import Any, cast
 
@@ -98,7 +99,7 @@ def test_a_bias_must_be_divided_at_the_rows_of_its_weight():
         assert block_of("layer", torch.zeros(4, 4), torch.zeros(4)) is None
 
 
-ACTIVATIONS: list[tuple[Placement, Placement]] = [
+ROWS = [
     (Replicate(), Replicate()),
     (Replicate(), Shard(1)),
     (Shard(0), Replicate()),
@@ -106,39 +107,26 @@ ACTIVATIONS: list[tuple[Placement, Placement]] = [
     (Shard(1), Shard(1)),
     (Shard(-1), Shard(0)),
 ]
+TOKENS = [(Replicate(), Shard(2)), (Shard(1), Shard(2)), (Shard(0), Shard(1))]
+PARTS = [*product([(6, 5), (5, 7), (2, 1)], ROWS), *product([(3, 2, 5)], TOKENS)]
+"""The shapes of rows, or of examples with tokens, and their placements."""
 
 
-@pytest.mark.parametrize("placements", ACTIVATIONS, ids=str)
-@pytest.mark.parametrize("shape", [(6, 5), (5, 7), (2, 1)], ids=str)
+@pytest.mark.parametrize(("shape", "placements"), PARTS, ids=str)
 def test_the_sums_of_the_parts_of_rows_are_those_of_all_rows(shape, placements):
     """All four ranks share the batch; some may have no rows or no columns."""
-    rows = torch.arange(1.0, shape[0] * shape[1] + 1).view(shape)
-    layer = Layer("layer", nn.Linear(shape[1], shape[1]))
-    vectors, gradients = [], []
+    rows, width = torch.arange(1.0, prod(shape) + 1).view(shape), shape[-1]
+    layer = Layer("layer", nn.Linear(width, width))
+    vector, gradient = torch.zeros(width + 1), torch.zeros(width)
     for rank in RANKS:
         with place(rank) as mesh:
             part = distributed(rows, mesh, placements)
             shard = shard_of(part).shared_by(WORLD)
-            vectors.append(input_vector(layer, part.to_local(), 1, shard=shard))
-            gradients.append(gradient_sum(layer, part.to_local(), 1, shard=shard))
-    vector = torch.stack(vectors).sum(0)
-    assert_close(vector, torch.cat([rows.sum(0), torch.tensor([float(shape[0])])]))
-    assert_close(torch.stack(gradients).sum(0), rows.sum(0))
-
-
-@pytest.mark.parametrize("placements", [(Replicate(), Shard(2)), (Shard(1), Shard(2)), (Shard(0), Shard(1))], ids=str)
-def test_the_sums_of_the_parts_of_tokens_are_those_of_all_tokens(placements):
-    tokens = torch.arange(1.0, 31).view(3, 2, 5)
-    layer = Layer("layer", nn.Linear(5, 5))
-    vector, gradient = torch.zeros(6), torch.zeros(5)
-    for rank in RANKS:
-        with place(rank) as mesh:
-            part = distributed(tokens, mesh, placements)
-            shard = shard_of(part).shared_by(WORLD)
             vector += input_vector(layer, part.to_local(), 1, shard=shard)
             gradient += gradient_sum(layer, part.to_local(), 1, shard=shard)
-    assert_close(vector, torch.cat([tokens.sum((0, 1)), torch.tensor([6.0])]))
-    assert_close(gradient, tokens.sum((0, 1)))
+    total = rows.flatten(0, -2).sum(0)
+    assert_close(vector, torch.cat([total, torch.tensor([float(prod(shape[:-1]))])]))
+    assert_close(gradient, total)
 
 
 def test_a_tensor_that_all_sharing_ranks_have_counts_as_one():

@@ -53,41 +53,6 @@ def test_arguments_beside_a_closure_reach_the_optimizer():
     assert optimizer.param_groups[0]["lr"] == 1.0
 
 
-def test_gradients_of_a_closure_by_keyword_are_preconditioned():
-    """Truth: the same gradients, computed before the step."""
-    weights = []
-    for by_keyword in (True, False):
-        optimizer, _ = build("mkor", model := network(), {"lr": 0.1, "inverse_update_period": 1})
-
-        def closure(model: nn.Module = model) -> Tensor:
-            loss = loss_of(model, 0)
-            loss.backward()
-            return loss
-
-        if by_keyword:
-            optimizer.step(closure=closure)
-        else:
-            closure()
-            optimizer.step()
-        weights.append([parameter.detach() for parameter in model.parameters()])
-    assert_close(weights[0], weights[1], rtol=0, atol=0)
-
-
-def test_step_without_attach_does_the_same():
-    attached, by_hand = network(), network()
-    one, _ = build("kaisa", attached, {"lr": 0.1})
-    other = torch.optim.SGD(by_hand.parameters(), lr=0.1, momentum=0.9)
-    preconditioner = Preconditioner(by_hand, KAISA(), lr=0.1)
-    for step in range(4):
-        for model, optimizer in ((attached, one), (by_hand, other)):
-            optimizer.zero_grad()
-            loss_of(model, step).backward()
-            if model is by_hand:
-                preconditioner.step()
-            optimizer.step()
-    assert_close([*attached.parameters()], [*by_hand.parameters()], rtol=0, atol=0)
-
-
 def test_kl_clip_needs_a_learning_rate():
     preconditioner = Preconditioner(model := network(), KAISA())
     loss_of(model, 0).backward()
@@ -134,7 +99,9 @@ def test_after_remove_the_optimizer_is_the_plain_one():
         loss_of(network_, 0).backward()
         stepper.step()
     assert_close([*model.parameters()], [*plain.parameters()], rtol=0, atol=0)
-    assert "preconditioner" not in optimizer.state_dict()["param_groups"][0]
+    state = optimizer.state_dict()
+    assert "preconditioner" not in state["param_groups"][0]
+    assert {key for entries in state["state"].values() for key in entries} == {"momentum_buffer"}
 
 
 def test_what_was_captured_before_a_state_is_loaded_does_not_count_in_its_next_step():

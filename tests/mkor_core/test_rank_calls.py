@@ -283,23 +283,3 @@ def test_a_subgroup_needs_no_call_of_the_other_ranks(group: tuple[int, ...] | No
     assert stalled(calls) == {}
     # With the whole world, the splits are those of all ranks: that of the columns, and that of the rows.
     assert [call.operation for call in calls[1]].count(SPLIT) == (2 if is_bound and group is None else 0)
-
-
-def test_a_wait_is_found():
-    """A split that some ranks do not call, other sizes, roots and numbers, and a circle of groups."""
-    split = Call(SPLIT, (0, 1))
-    assert stalled({0: [split], 1: []}) == {0: split}
-    assert stalled({0: [split], 1: [split]}) == {}
-    for others in (("broadcast", (0, 1), (8, 1)), ("broadcast", (0, 1), (4, 0)), ("all_reduce", (0, 1), (4, 1))):
-        assert stalled({0: [Call("broadcast", (0, 1), (4, 1))], 1: [Call(*others)]}).keys() == {0, 1}
-    exchanged = {rank: [Call("all_to_all", (3, 5), (), sent, received)] for rank, sent, received in ALL_TO_ALL}
-    assert stalled(exchanged) == {}
-    exchanged[5] = [exchanged[5][0]._replace(received=(2, 0))]
-    assert stalled(exchanged).keys() == {3, 5}
-    first, second, third = (Call("all_reduce", group) for group in ((0, 1), (1, 2), (0, 2)))
-    assert stalled({0: [first, third], 1: [first, second], 2: [second, third]}) == {}
-    assert stalled({0: [first, third], 1: [second, first], 2: [third, second]}).keys() == {0, 1, 2}
-
-
-ALL_TO_ALL = [(3, (0, 7), (0, 4)), (5, (4, 0), (7, 0))]
-"""Rank 3 of the group (3, 5) sends 7 numbers to 5 and gets 4 of it."""

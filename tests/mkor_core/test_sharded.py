@@ -27,14 +27,10 @@ def alone() -> dict[tuple[str, bool], dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def legs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def legs() -> dict[str, list[Any]]:
     """All that ranks do in this file, by leg and rank: processes start once."""
-    folder = str(tmp_path_factory.mktemp("saved"))
     work: dict[str, Leg] = {
         "kinds on 4": (4, ranks.run_kinds, (KINDS[4],)),
-        "saved": (4, ranks.run_saving, (folder,)),
-        "loaded on 4": (4, ranks.run_loading, (folder,)),
-        "loaded on 2": (2, ranks.run_loading, (folder,)),
         "kinds on 2": (2, ranks.run_kinds, (KINDS[2],)),
         "ways": (2, ranks.run_ways, ()),
     }
@@ -148,18 +144,18 @@ def test_parameters_that_are_cut_by_columns_are_refused_by_name(ways):
     assert ways["by columns"] == "The bias of layer '' is not divided at the rows of its weight."
 
 
-def test_a_state_that_is_gathered_before_the_first_step_leaves_each_owner_its_layers(legs, alone):
-    before = legs["saved"][0]
-    assert 0 < before["dense"]["memory"] < alone["dense", False]["memory"]
-    assert before["window"]["memory"] == alone["window", False]["memory"]
+def test_a_state_that_is_gathered_before_the_first_step_leaves_each_owner_its_layers(ways):
+    whole = {}
+    for case in ("dense", "window"):
+        preconditioner = ranks.Training(case, "alone", freezes=True).preconditioner
+        preconditioner.state_dict()
+        whole[case] = preconditioner.memory_bytes()
+    assert 0 < ways["dense, resumed"]["memory"] < whole["dense"]
+    assert ways["window, resumed"]["memory"] == whole["window"]
 
 
+@pytest.mark.parametrize("how", ["sharded", "whole"])
 @pytest.mark.parametrize("case", ranks.SAVED)
-def test_a_distributed_checkpoint_continues_bitwise_on_other_ranks(legs, case):
-    """Saved on four ranks. On four, the run goes on; on two, as one that is given the whole tensors."""
-    before, loaded = legs["saved"][0], {world: legs[f"loaded on {world}"][0] for world in (2, 4)}
-    assert_close(loaded[4][case, "sharded"], before[case]["end"], rtol=0, atol=0)
-    for world in (2, 4):
-        assert_close(loaded[world][case, "loaded"], before[case]["weights"], rtol=0, atol=0)
-        assert_close(loaded[world][case, "sharded"], loaded[world][case, "whole"], rtol=0, atol=0)
-    assert_close(loaded[2][case, "sharded"], before[case]["end"], rtol=1e-12, atol=1e-12)
+def test_a_resumed_run_goes_on_bitwise_on_as_many_ranks(ways, case, how):
+    """On other numbers of ranks: test_state_on_ranks.py."""
+    assert_close(ways[f"{case}, resumed"][how], ways[f"{case}, resumed"]["on"], rtol=0, atol=0)

@@ -16,7 +16,6 @@ from mkor_core import MKOR, Preconditioner
 from mkor_core.engines import engine
 from mkor_core.maths import linalg
 from mkor_core.method import InPlaceMethod
-from workflow.bench import workloads
 
 METHODS: list[InPlaceMethod] = [
     MKOR(inverse_update_period=2),
@@ -256,34 +255,6 @@ def test_a_mean_gradient_is_no_noise_because_the_gradients_are_still_scaled():
         vectors.append(preconditioner.state_dict()["layers"][""]["left_vectors"])
     assert vectors[0].any()
     assert_close(vectors[1], vectors[0])
-
-
-def directions(window: int, steps: int) -> list[float]:
-    """1 - cos of the update with a window against that with dense factors, in training of the autoencoder of digits."""
-    workload = workloads.create("autoencoder", batch_size=128)
-    model = workload.model(seed=0)
-    options: dict[str, Any] = {"inverse_update_period": 10}
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
-    dense, windowed = (Preconditioner(model, MKOR(**options, **more)) for more in ({}, {"window": window}))
-    found = []
-    for step, batch in zip(range(steps), workload.batches(seed=0), strict=False):
-        optimizer.zero_grad()
-        workload.loss(model, batch).backward()
-        plain = [parameter.grad.clone() for parameter in model.parameters()]
-        windowed.step()
-        other = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-        for parameter, grad in zip(model.parameters(), plain, strict=True):
-            parameter.grad.copy_(grad)
-        dense.step()
-        update = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-        if step >= 50:  # the window has been truncated
-            found.append(1 - float(torch.cosine_similarity(update.double(), other.double(), dim=0)))
-        optimizer.step()
-    return found
-
-
-def test_a_window_of_four_preconditions_as_the_dense_factor():
-    assert max(directions(4, 150)) < 1e-3
 
 
 @pytest.mark.parametrize("fails_on", ["left", "right"])

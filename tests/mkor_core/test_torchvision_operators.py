@@ -1,13 +1,11 @@
-"""Declaration of torchvision's operators.
+"""Declaration of torchvision's operators. It cannot be undone: tests import the module with torch's replaced.
 
-A declaration cannot be undone: one test runs in a new process, the others import the module with torch's replaced.
+That torchvision can be imported after the real one is what test_description.py needs, among others.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -67,18 +65,6 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ModuleType,
         return module, loaded
 
     return run
-
-
-def test_torchvision_and_what_imports_it_can_be_imported():
-    code = (
-        f"import sys\nsys.path[:0] = [{str(ROOT)!r}]\n"
-        "import mkor_core.torchvision_operators\n"
-        "import torchvision, torch\n"
-        "print(torchvision.models.resnet18(num_classes=3).eval()(torch.zeros(1, 3, 32, 32)).shape)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "torch.Size([1, 3])"
 
 
 @pytest.mark.parametrize(

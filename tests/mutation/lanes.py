@@ -95,6 +95,7 @@ def _forked(work: Callable[[], object]) -> int:
     status = 1
     try:
         os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         work()
         status = 0
     except Exception:  # noqa: BLE001 - the process ends here, and its log may be shown
@@ -109,9 +110,12 @@ def supervised(work: Callable[[], object], *, end: signal.Signals = signal.SIGKI
 
     end: the signal that ends the group with this process; SIGTERM if the function supervises processes itself.
     """
+    # While Python forks, it would swallow what the handler of SIGTERM raises.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     pid = _forked(work)
     waited = False
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         status = os.waitpid(pid, 0)[1]
         waited = True
         return os.waitstatus_to_exitcode(status)

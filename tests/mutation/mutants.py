@@ -91,10 +91,12 @@ class Mutant:
         return (encoded[:start] + replacement.encode() + encoded[end:]).decode()
 
 
-def mutants(root: Path, package: str, module: str) -> list[Mutant]:
-    """Return all mutants of a package's file that compile, in the order of the syntax tree."""
+def mutants(root: Path, package: str, module: str, *, compiles: bool = True) -> list[Mutant]:
+    """Return all mutants of a package's file, in the order of the syntax tree; compiles: only those that compile."""
     finder = _Finder(package, module, (root / module).read_text(encoding="utf-8"))
     finder.body(ast.parse(finder.text).body, "", top_level=True)
+    if not compiles:
+        return finder.found
     found = []
     for mutant in finder.found:
         with suppress(SyntaxError):

@@ -206,5 +206,6 @@ def test_what_a_mutant_s_end_counts_for(tmp_path, capsys):
 
 def test_every_mutant_that_is_listed_as_equivalent_exists():
     entries = yaml.safe_load((ROOT / command.EQUIVALENT).read_text(encoding="utf-8"))
-    known = {mutant.key for module in {entry["module"] for entry in entries} for mutant in mutants(ROOT, "", module)}
+    modules = {entry["module"] for entry in entries}
+    known = {mutant.key for module in modules for mutant in mutants(ROOT, "", module, compiles=False)}
     assert [entry for entry in entries if Key(*(entry[name] for name in Key._fields)) not in known] == []

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from baselines import build
-from tests.support.reference import random_spd
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -17,8 +16,9 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def spd(dimension: int, seed: int = 0) -> Tensor:
-    """Return a positive definite matrix, the same in every call with this seed."""
-    return random_spd(dimension, torch.Generator().manual_seed(seed))
+    """Return a well-conditioned positive definite matrix, the same in every call with this seed."""
+    root = random(dimension, dimension, seed=seed)
+    return root @ root.T / dimension + torch.eye(dimension, dtype=torch.float64)
 
 
 def power(matrix: Tensor, exponent: float) -> Tensor:

@@ -11,12 +11,6 @@ from torch import Tensor, nn
 from mkor_core.capture.statistics import Captured, Sums
 
 
-def random_spd(dimension: int, generator: torch.Generator) -> Tensor:
-    """Return a well-conditioned symmetric positive definite matrix."""
-    root = torch.randn(dimension, dimension, generator=generator, dtype=torch.float64)
-    return root @ root.T / dimension + torch.eye(dimension, dtype=torch.float64)
-
-
 def kron_precondition(left: Tensor, grad: Tensor, right: Tensor) -> Tensor:
     """Return ``L D R`` by the Kronecker product: row-stacked ``vec(L D R) = (L (x) R^T) vec(D)``."""
     return (torch.kron(left.contiguous(), right.T.contiguous()) @ grad.flatten()).reshape(grad.shape)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, tzinfo
 from itertools import count
 from pathlib import Path
@@ -15,7 +18,6 @@ import pytest
 
 from tests.bench.data.test_damaged_data import LOADERS
 from tests.support import tally
-from tests.support.disks import free, leave, read_only, small_disk
 from tests.support.experiments import TIMES, block, load, optimizer, options, rows, write
 from tests.support.killing import Subject, kill
 from tests.support.records import read_metrics, read_summary
@@ -47,6 +49,39 @@ def write_small(folder: Path, **shared: Any) -> None:
     write(folder, "one", block(optimizer("sgd", momentum=0.9), workload=workload, **shared))
     start = {"experiment": "one", "optimizer": "sgd", "seed": 0}
     write(folder, "after", block(optimizer("sgd"), workload=workload, start_from=start))
+
+
+PAGE = 4096
+FILLER = "filler"
+
+
+@contextmanager
+def small_disk(path: Path, pages: int) -> Iterator[Path]:
+    """Mount a file system of the given number of pages at ``path``; skip the test if that is not allowed."""
+    if os.geteuid():
+        pytest.skip("only root can mount a small disk")
+    path.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "small", str(path)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def leave(path: Path, pages: int) -> None:
+    """Fill a small disk except for the given number of pages."""
+    free(path)
+    stat = os.statvfs(path)
+    (path / FILLER).write_bytes(b"x" * ((stat.f_bfree - pages) * PAGE))
+    assert os.statvfs(path).f_bfree == pages
+
+
+def free(path: Path) -> None:
+    """Delete the file with which `leave` filled it."""
+    (path / FILLER).unlink(missing_ok=True)
 
 
 class Full:
@@ -133,7 +168,8 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(
 def test_a_folder_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write(folder, "one", block(optimizer("sgd")))
     with small_disk(tmp_path / "disk", 64) as disk:
-        read_only(disk)
+        # Read-only also for root, which ignores file modes.
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         capsys.readouterr()
         arguments = ["one", "sgd", f"--config-dir={folder}", f"--results={disk}", "--hardware=test"]
         assert train.main(arguments) == 1
