@@ -29,7 +29,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -53,6 +53,7 @@ from benchmarks.step_rows import (
     SGD,
     MeasuredStep,
     Rounds,
+    Row,
     rows,
     summary,
 )
@@ -231,10 +232,8 @@ def measure(
         least = 0.5 * 0.93 * 60 * minutes * block.weight / sum(other.weight for other in blocks)
         for one in measure_block(block, chosen, device, max(weight * left, least)):
             counts = [len(times) for times in one.times.values()]
-            _progress(
-                start,
-                f"{block.title}, width {one.width}: {len(counts)} contenders, {min(counts)} to {max(counts)} rounds",
-            )
+            rounds = f"{len(counts)} contenders, {min(counts)} to {max(counts)} rounds"
+            _progress(start, f"{block.title}, width {one.width}: {rounds}")
             for label, reason in one.left_out.items():
                 if (block.name, label) not in told:
                     told.add((block.name, label))
@@ -282,13 +281,9 @@ def layers(options: argparse.Namespace, folder: Path, hardware: str) -> int:
         blocks = [narrowed(block, 4) for block in blocks]
     measured = list(measure(blocks, chosen, device, QUICK_MINUTES if options.quick else MINUTES))
     table = list(rows(measured, device, hardware))
-    write_rows(out, table)
-    picture = draw(folder)
-    for line in summary(table):
-        print(line)
-    print(f"Written: {out}")
-    print(picture)
-    return int(any((row.note or "").startswith(FAILED) for row in table))
+    status = publish(out, table, summary(table))
+    print(draw(folder))
+    return status
 
 
 def whole_models(options: argparse.Namespace, folder: Path, hardware: str) -> int:
@@ -298,8 +293,13 @@ def whole_models(options: argparse.Namespace, folder: Path, hardware: str) -> in
     refuse_unwritable("--out", out)
     minutes = QUICK_MINUTES if options.quick else whole_steps.MINUTES
     table = list(whole_steps.measure(models, chosen, torch.device("cuda"), hardware, 60 * minutes))
+    return publish(out, table, whole_steps.summary(table))
+
+
+def publish(out: Path, table: Sequence[Row] | Sequence[whole_steps.Row], lines: Iterable[str]) -> int:
+    """Write a table and print its summary; return the exit status, 1 if an optimizer failed."""
     write_rows(out, table)
-    for line in whole_steps.summary(table):
+    for line in lines:
         print(line)
     print(f"Written: {out}")
     return int(any((row.note or "").startswith(FAILED) for row in table))

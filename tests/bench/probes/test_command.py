@@ -127,7 +127,7 @@ def test_a_tier_on_a_gpu_measures_the_paper_s_models():
     """Truth: the paper's sizes; torchvision's ResNet-50 has 25,557,032 parameters."""
     with torch.device("meta"):
         assert sum(p.numel() for p in resnet50().parameters()) == 25_557_032
-        bert = bert_large(batch_size=1).architecture()
+        bert = bert_large(batch_size=1).make()
     assert sum(p.numel() for p in bert.bert.parameters()) == 335_141_888
 
 

@@ -16,7 +16,7 @@ from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.probes import _load, step_time
-from workflow.bench.probes._load import CpuTime, OtherLoad, Reading, cpu_time, share_of_others
+from workflow.bench.probes._load import OtherLoad, Reading, cpu_time, share_of_others
 from workflow.bench.probes.step_time import LONGEST_CYCLE, Contender, Label, groups, work_of
 from workflow.bench.support.config import ConfigError
 
@@ -269,8 +269,7 @@ def test_cpu_times_are_those_of_this_process_s_cores():
     ("busy", "total", "own", "share"), [(3.0, 4.0, 1.0, 0.5), (1.0, 4.0, 1.2, 0.0), (0.0, 0.0, 0.0, None)]
 )
 def test_what_others_take_is_what_this_process_does_not(busy, total, own, share):
-    before = Reading(CpuTime(7.0, 20.0), 3.0)
-    assert share_of_others(before, Reading(CpuTime(7.0 + busy, 20.0 + total), 3.0 + own)) == share
+    assert share_of_others(Reading(7.0, 20.0, 3.0), Reading(7.0 + busy, 20.0 + total, 3.0 + own)) == share
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/stat")
