@@ -38,25 +38,11 @@ from typing import Final, TypeVar
 
 import torch
 
-from benchmarks import contenders, whole_steps
+from benchmarks import contenders, step_rows, whole_steps
 from benchmarks.contenders import OptimizerContender, Times
 from benchmarks.methods import FAILED, BenchmarkMethod, attempted, methods
 from benchmarks.models import BLOCKS, EncoderBlock, narrowed
-from benchmarks.step_rows import (
-    ADAMW,
-    CONTROL,
-    FACTOR,
-    FACTOR_BLOCK,
-    FLOOR,
-    FORWARD_BACKWARD,
-    PRODUCTS,
-    SGD,
-    MeasuredStep,
-    Rounds,
-    Row,
-    rows,
-    summary,
-)
+from benchmarks.step_rows import MeasuredStep, Rounds, Row
 from workflow.bench.probes import _timing
 from workflow.bench.probes._command import write_rows
 from workflow.bench.support import provenance
@@ -108,9 +94,9 @@ def measure_width(
     """Return the measurements of a block at one width; smaller: those at the next smaller one."""
     start = _timing.now(device)
     optimizers: dict[str, OptimizerContender] = {
-        SGD: contenders.of_torch(block, width, device, contenders.FOREACH_SGD),
-        CONTROL: contenders.of_torch(block, width, device, contenders.FOREACH_SGD),
-        ADAMW: contenders.of_torch(block, width, device, contenders.FUSED_ADAMW),
+        step_rows.SGD: contenders.of_torch(block, width, device, contenders.FOREACH_SGD),
+        step_rows.CONTROL: contenders.of_torch(block, width, device, contenders.FOREACH_SGD),
+        step_rows.ADAMW: contenders.of_torch(block, width, device, contenders.FUSED_ADAMW),
     }
     left_out: dict[str, str] = {}
     if smaller is not None:
@@ -130,9 +116,9 @@ def measure_width(
             left_out[label] = reason
             del optimizers[label]
     turns: dict[str, Callable[[], Times]] = {label: one.turn for label, one in optimizers.items()}
-    turns[FORWARD_BACKWARD] = contenders.forward_backward(block, width, device)
+    turns[step_rows.FORWARD_BACKWARD] = contenders.forward_backward(block, width, device)
     if "mkor" in optimizers:
-        turns[PRODUCTS] = contenders.two_products(block, width, device)
+        turns[step_rows.PRODUCTS] = contenders.two_products(block, width, device)
     times = in_rounds(turns, seconds - (_timing.now(device) - start), device)
     return MeasuredStep(
         block.name,
@@ -148,7 +134,7 @@ def _warm_up(label: str, optimizer: OptimizerContender, seconds: float, left: fl
 
     seconds, left: the time that the width has, and what is left of it. References are never left out.
     """
-    if label in (SGD, CONTROL, ADAMW):
+    if label in (step_rows.SGD, step_rows.CONTROL, step_rows.ADAMW):
         optimizer.warm_up()
         return None
     if left <= 0:
@@ -241,10 +227,13 @@ def measure(
             yield one
     widths = FACTOR_WIDTHS if blocks[0] in BLOCKS else (64, 128)
     for d in widths:
-        turns = {FACTOR: contenders.factor_update(d, device), FLOOR: contenders.vector_and_outer_product(d, device)}
+        turns = {
+            step_rows.FACTOR: contenders.factor_update(d, device),
+            step_rows.FLOOR: contenders.vector_and_outer_product(d, device),
+        }
         times = in_rounds(turns, 0.07 * 60 * minutes / len(widths), device)
         _progress(start, f"update of one factor, width {d}")
-        yield MeasuredStep(FACTOR_BLOCK, d, times)
+        yield MeasuredStep(step_rows.FACTOR_BLOCK, d, times)
 
 
 def _progress(start: float, line: str) -> None:
@@ -280,8 +269,8 @@ def layers(options: argparse.Namespace, folder: Path, hardware: str) -> int:
     if options.quick:
         blocks = [narrowed(block, 4) for block in blocks]
     measured = list(measure(blocks, chosen, device, QUICK_MINUTES if options.quick else MINUTES))
-    table = list(rows(measured, device, hardware))
-    status = publish(out, table, summary(table))
+    table = list(step_rows.rows(measured, device, hardware))
+    status = publish(out, table, step_rows.summary(table))
     print(draw(folder))
     return status
 
