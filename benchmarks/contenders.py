@@ -24,7 +24,6 @@ from benchmarks.models import EncoderBlock
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.discovery import find_layers
 from workflow.bench.probes import _timing
-from workflow.bench.probes._state_bytes import first_order_bytes
 
 TURN_MS: Final = 40.0
 """Cheap steps are repeated within a turn until they take this long together."""
@@ -98,11 +97,6 @@ class OptimizerContender:
         if not self._alternates:
             return Times.alike((first + second) / 2)
         return Times(first, second) if self._update_is_first else Times(second, first)
-
-    def state_bytes(self) -> int:
-        """Return the bytes of the optimizer's and the preconditioner's state."""
-        own = sum(first_order_bytes(self.optimizer).values())
-        return own + (0 if self.preconditioner is None else self.preconditioner.memory_bytes())
 
     def give_gradients(self) -> None:
         """Run a forward and backward pass on the small batch."""

@@ -45,6 +45,7 @@ from benchmarks.models import BLOCKS, EncoderBlock, narrowed
 from benchmarks.step_rows import MeasuredStep, Rounds, Row
 from workflow.bench.probes import _timing
 from workflow.bench.probes._command import write_rows
+from workflow.bench.probes._state_bytes import all_bytes
 from workflow.bench.support import provenance
 from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError, did_you_mean
@@ -124,7 +125,7 @@ def measure_width(
         block.name,
         width,
         times,
-        {label: one.state_bytes() for label, one in optimizers.items()},
+        {label: all_bytes(one.optimizer, one.preconditioner) for label, one in optimizers.items()},
         left_out,
     )
 

@@ -93,7 +93,6 @@ def test_every_step_of_a_contender_has_fresh_gradients_and_statistics():
     contender.turn()
     after = contender.preconditioner.state_dict()
     assert after["step"] == before + 2
-    assert contender.state_bytes() > 0
     assert contender.preconditioner.method.inverse_update_period == 2
 
 

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.counting import count_steps
 from workflow.bench.probes import _counted_steps, _links, _sharding, projection
 from workflow.bench.probes._costs import CostedLayer
+from workflow.bench.probes._counting import META
 from workflow.bench.probes._links import Assumed, Gpu, Messages, System
 from workflow.bench.probes._sharding import Setup
-from workflow.bench.probes._state_bytes import META
 from workflow.bench.probes.projection import Model
 from workflow.bench.support.config import ROOT, ConfigError
 
