@@ -38,7 +38,7 @@ from benchmarks.methods import methods
 from workflow.bench.probes import cost_scaling, iteration_time, memory, step_breakdown
 
 gpu.methods = lambda chosen=("mkor", "lamb", "soap", "singd"): methods(chosen)
-gpu_parts.find_spec = lambda name: None
+gpu_parts.run_module = lambda *given: ()
 models.BLOCKS = models.BLOCKS[:1]
 steps.QUICK_MINUTES, whole_steps.ROUNDS, whole_steps.PERIOD = 0.02, (2, 2), 2
 whole_steps.LABELS, gpu_parts.PROFILED = ("mkor", "soap"), ("base",)
@@ -129,7 +129,8 @@ def stand_ins(monkeypatch):
     for name in FIRST:
         monkeypatch.setitem(CHUNKS, name, CHUNKS[name]._replace(rows=kinds.get(name, measured)))
     monkeypatch.setattr(gpu, "FIRST", FIRST | {"steps": 0.1})
-    monkeypatch.setattr(gpu_parts, "find_spec", lambda name: None)
+    missing = ModuleNotFoundError("no such module", name="benchmarks.kernels")
+    monkeypatch.setattr(gpu_parts, "run_module", Mock(side_effect=missing))
 
 
 def test_what_is_measured_first_goes_on_after_a_part_that_fails_and_says_so(tmp_path, capsys, stand_ins):
@@ -169,7 +170,6 @@ def test_the_kernels_command_gets_a_file_and_its_failure_is_told(tmp_path, monke
         calls.append((command[1:], options["timeout"]))
         return subprocess.CompletedProcess(command, len(calls) - 1)
 
-    monkeypatch.setattr(gpu_parts, "find_spec", lambda name: object())
     monkeypatch.setattr(gpu_parts.subprocess, "run", run)
     file = tmp_path / "bench" / "kernels.csv"
     for failed in (False, True):
