@@ -41,7 +41,7 @@ def test_every_optimizer_is_a_contender():
 
 def test_blocks_have_the_published_layers():
     with torch.device("meta"):
-        bert, head, resnet, published = BERT.make(1024), alexnet_head(), resnet50(), torchvision_resnet50()
+        bert, head, resnet, published = BERT.make(1024), alexnet_head(4096), resnet50(), torchvision_resnet50()
     assert shapes(bert) == sorted([(1024, 1024)] * 4 + [(4096, 1024), (1024, 4096)])
     assert shapes(head) == sorted([(4096, 256), (4096, 4096), (100, 4096)])
     assert shapes(resnet) == shapes(published)
