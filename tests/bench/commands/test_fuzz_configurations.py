@@ -25,7 +25,7 @@ from workflow.bench.plan.__main__ import main as print_plan
 from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.support.config import ConfigError
 from workflow.bench.training.record import METRIC_COLUMNS
-from workflow.cluster.settings import Cluster
+from workflow.cluster.settings import Cluster, training_resources
 
 SECONDS = 20.0
 """Time in which any configuration must be refused, or planned and trained; most take a tenth of a second."""
@@ -70,8 +70,7 @@ def plan_on_cluster(arguments: list[str]) -> int:
     folder = Path(arguments[0].partition("=")[2])
     try:
         cluster = Cluster.load(str(folder / Path(CLUSTER_FILE).parent), load(folder))
-        cluster.launch("trial")
-        cluster.resources(cluster.training("trial"))
+        training_resources(cluster, "trial")
     except ConfigError as problem:
         print(problem, file=sys.stderr)
         return 1
