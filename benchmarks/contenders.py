@@ -24,7 +24,6 @@ from benchmarks.models import EncoderBlock
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.discovery import find_layers
 from workflow.bench.probes import _timing
-from workflow.bench.probes._state_bytes import first_order_bytes
 
 TURN_MS: Final = 40.0
 """Cheap steps are repeated within a turn until they take this long together."""
@@ -39,6 +38,11 @@ class Times(NamedTuple):
 
     update: float
     plain: float
+
+    @classmethod
+    def alike(cls, ms: float) -> Times:
+        """Return the times of steps that are alike."""
+        return cls(ms, ms)
 
     def amortized(self, period: int) -> float:
         """Return the mean over a period, which has one update."""
@@ -91,13 +95,8 @@ class OptimizerContender:
         cycles = [self._cycle() for _ in range(self._cycles)]
         first, second = (sum(ms) / len(cycles) for ms in zip(*cycles, strict=True))
         if not self._alternates:
-            return Times(*[(first + second) / 2] * 2)
+            return Times.alike((first + second) / 2)
         return Times(first, second) if self._update_is_first else Times(second, first)
-
-    def state_bytes(self) -> int:
-        """Return the bytes of the optimizer's and the preconditioner's state."""
-        own = sum(first_order_bytes(self.optimizer).values())
-        return own + (0 if self.preconditioner is None else self.preconditioner.memory_bytes())
 
     def give_gradients(self) -> None:
         """Run a forward and backward pass on the small batch."""
@@ -161,7 +160,7 @@ def forward_backward(block: EncoderBlock, width: int, device: torch.device) -> C
         model(inputs).square().mean().backward()
 
     work()
-    return partial(_alike, work, device)
+    return lambda: Times.alike(_timing.milliseconds(work, device))
 
 
 def two_products(block: EncoderBlock, width: int, device: torch.device) -> Callable[[], Times]:
@@ -179,7 +178,7 @@ def two_products(block: EncoderBlock, width: int, device: torch.device) -> Calla
             torch.mm(product, right, out=value)
 
     work()
-    return partial(_alike, work, device)
+    return lambda: Times.alike(_timing.milliseconds(work, device))
 
 
 FACTORS: Final = 8
@@ -224,7 +223,7 @@ def factor_update(d: int, device: torch.device) -> Callable[[], Times]:
             model.zero_grad()
             model(inputs).backward()
             preconditioner.step()
-        return Times(*[spent["factor"] / (FACTORS * calls)] * 2)
+        return Times.alike(spent["factor"] / (FACTORS * calls))
 
     turn()
     return turn
@@ -242,13 +241,8 @@ def vector_and_outer_product(d: int, device: torch.device) -> Callable[[], Times
             matrix.addr_(product, product, alpha=-1e-6)
 
     work()
-    return lambda: Times(*[_timing.milliseconds(work, device, _calls(d)) / FACTORS] * 2)
+    return lambda: Times.alike(_timing.milliseconds(work, device, _calls(d)) / FACTORS)
 
 
 def _calls(d: int) -> int:
     return max(1, min(16, 2048 * 2048 // (d * d)))
-
-
-def _alike(work: Callable[[], object], device: torch.device) -> Times:
-    ms = _timing.milliseconds(work, device)
-    return Times(ms, ms)

@@ -29,9 +29,9 @@ from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
 
 
-def bert_large(device: torch.device = META) -> Encoder:
-    """Return the 146 layers of BERT-Large that are preconditioned."""
-    with device:
+def bert_large() -> Encoder:
+    """Return the 146 layers of BERT-Large that are preconditioned, on the meta device."""
+    with META:
         return Encoder()
 
 

@@ -22,27 +22,8 @@ import torch
 
 from benchmarks.page import fill
 from benchmarks.step_rows import ADAMW, FACTOR, FACTOR_BLOCK, SGD
-from workflow.bench.probes import _timing
-from workflow.bench.probes._costs import (
-    BERT_LARGE,
-    ENCODER_LAYER,
-    FLOAT,
-    CostedLayer,
-    LayerCost,
-    MachineModel,
-    adamw,
-    both_updates,
-    capture_means,
-    capture_moments,
-    decompose_kaisa,
-    factor_update,
-    least_ms,
-    precondition_dense,
-    precondition_eva,
-    precondition_kaisa,
-    precondition_windowed,
-    sgd,
-)
+from workflow.bench.probes import _costs, _timing
+from workflow.bench.probes._costs import CostedLayer, LayerCost, MachineModel
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
 
@@ -55,18 +36,18 @@ Piece = Callable[[CostedLayer], Sequence[LayerCost]]
 """A layer's costs, of works that follow one another."""
 
 PIECES: Final[Mapping[str, Piece]] = {
-    "SGD with momentum": lambda layer: [sgd(layer)],
-    "AdamW": lambda layer: [adamw(layer)],
-    "capture of means": lambda layer: [capture_means(layer, TOKENS)],
-    "dense factors' updates": both_updates,
-    "windowed factors' updates, w = 16": lambda layer: both_updates(layer, 16),
-    "preconditioning, dense": lambda layer: [precondition_dense(layer)],
-    "preconditioning, w = 16": lambda layer: [precondition_windowed(layer, 16)],
-    "preconditioning, w = 4": lambda layer: [precondition_windowed(layer, 4)],
-    "preconditioning, Eva": lambda layer: [precondition_eva(layer)],
-    "preconditioning, KAISA": lambda layer: [precondition_kaisa(layer)],
-    "capture of moments": lambda layer: [capture_moments(layer, TOKENS)],
-    "KAISA's decompositions": lambda layer: [decompose_kaisa(layer)],
+    "SGD with momentum": lambda layer: [_costs.sgd(layer)],
+    "AdamW": lambda layer: [_costs.adamw(layer)],
+    "capture of means": lambda layer: [_costs.capture_means(layer, TOKENS)],
+    "dense factors' updates": _costs.both_updates,
+    "windowed factors' updates, w = 16": lambda layer: _costs.both_updates(layer, 16),
+    "preconditioning, dense": lambda layer: [_costs.precondition_dense(layer)],
+    "preconditioning, w = 16": lambda layer: [_costs.precondition_windowed(layer, 16)],
+    "preconditioning, w = 4": lambda layer: [_costs.precondition_windowed(layer, 4)],
+    "preconditioning, Eva": lambda layer: [_costs.precondition_eva(layer)],
+    "preconditioning, KAISA": lambda layer: [_costs.precondition_kaisa(layer)],
+    "capture of moments": lambda layer: [_costs.capture_moments(layer, TOKENS)],
+    "KAISA's decompositions": lambda layer: [_costs.decompose_kaisa(layer)],
 }
 
 
@@ -80,9 +61,9 @@ def floors_table(machines: Sequence[MachineModel]) -> Iterator[str]:
     yield "| piece, all 146 layers | GFLOP | GB |" + "".join(f" ms, {machine.name} |" for machine in machines)
     yield "|---|---|---|" + "---|" * len(machines)
     for name, piece in PIECES.items():
-        costs = costs_of(piece, BERT_LARGE)
+        costs = costs_of(piece, _costs.BERT_LARGE)
         operations, size = sum(cost.operations for cost in costs) / 1e9, sum(cost.bytes for cost in costs) / 1e9
-        times = "".join(f" {least_ms(costs, machine):.2f} |" for machine in machines)
+        times = "".join(f" {_costs.least_ms(costs, machine):.2f} |" for machine in machines)
         yield f"| {name} | {operations:,.1f} | {size:.2f} |{times}"
 
 
@@ -98,9 +79,10 @@ def step_costs(layers: Sequence[CostedLayer]) -> dict[str, tuple[str, list[Layer
         "eva": ("Eva", costs_of(PIECES["preconditioning, Eva"], layers) + base),
     }
     for window in (None, 4, 16, 64):
-        updates = [cost.times(1 / PERIOD) for layer in layers for cost in both_updates(layer, window)]
+        updates = [cost.times(1 / PERIOD) for layer in layers for cost in _costs.both_updates(layer, window)]
         plain = [
-            precondition_dense(layer) if window is None else precondition_windowed(layer, window) for layer in layers
+            _costs.precondition_dense(layer) if window is None else _costs.precondition_windowed(layer, window)
+            for layer in layers
         ]
         label, name = ("mkor", "MKOR, dense") if window is None else (f"mkor_w{window}", f"MKOR, window {window}")
         costs[label] = (name, updates + plain + base)
@@ -114,12 +96,12 @@ def reached_table(steps: pd.DataFrame, machine: MachineModel) -> Iterator[str]:
     block = steps[(steps["block"] == "bert") & (steps["width"] == 1024) & (steps["period"] == PERIOD)].set_index(
         "optimizer"
     )
-    for label, (name, costs) in step_costs(ENCODER_LAYER).items():
+    for label, (name, costs) in step_costs(_costs.ENCODER_LAYER).items():
         if label in block.index:
-            yield _beside(name, least_ms(costs, machine), float(block["ms"][label]))
+            yield _beside(name, _costs.least_ms(costs, machine), float(block["ms"][label]))
     factor = steps[(steps["block"] == FACTOR_BLOCK) & (steps["optimizer"] == FACTOR) & (steps["period"] == 1)]
     for width, ms in zip(factor["width"].to_list(), factor["ms"].to_list(), strict=True):
-        yield _beside(f"update of one dense factor, d = {width}", factor_update(width).milliseconds(machine), ms)
+        yield _beside(f"update of one dense factor, d = {width}", _costs.factor_update(width).milliseconds(machine), ms)
 
 
 def _beside(name: str, floor: float, reached: float) -> str:
@@ -139,7 +121,7 @@ def this_machine(device: torch.device, numbers: int = 2**26, width: int | None =
     copies = [_timing.milliseconds(lambda: target.copy_(source), device) for _ in range(6)][1:]
     products = [_timing.milliseconds(lambda: left @ right, device) for _ in range(6)][1:]
     torch.set_float32_matmul_precision(before)
-    bandwidth = 2 * FLOAT * numbers / (min(copies) / 1000)
+    bandwidth = 2 * _costs.FLOAT * numbers / (min(copies) / 1000)
     rate = 2 * side**3 / (min(products) / 1000)
     return MachineModel(f"here ({bandwidth / 1e9:.0f} GB/s, {rate / 1e9:.0f} GFLOP/s)", bandwidth, rate)
 

@@ -347,16 +347,12 @@ def _work(options: argparse.Namespace) -> int:
     )
     if options.first:
         return measure_first(options.out / "first", make)
-    chosen = options.chunk or [name for name in CHUNKS if not _record(options.out, name).is_file()]
     failed = False
-    for name in chosen:
+    for name in options.chunk or _missing(options.out):
         refuse_unwritable("--out", _record(options.out, name))
         failed |= measure_chunk(name, make(options.out)).status == "failed"
-    say(
-        f"All {len(CHUNKS)} chunks are in {options.out}"
-        if not _missing(options.out)
-        else "Missing: " + ", ".join(_missing(options.out))
-    )
+    missing = ", ".join(_missing(options.out))
+    say(f"Missing: {missing}" if missing else f"All {len(CHUNKS)} chunks are in {options.out}")
     return int(failed)
 
 

@@ -175,13 +175,12 @@ def timed(device: torch.device, *, rounds: int = 20) -> Iterator[Time]:
 
 def _timed_paths() -> dict[str, tuple[type[torch.optim.Optimizer], Method | None, Kernels]]:
     """Return the optimizer, the method and the kernels of what is timed, by label; AdamW alone stands there twice."""
-    found: dict[str, tuple[type[torch.optim.Optimizer], Method | None, Kernels]] = {
-        "adamw": (torch.optim.AdamW, None, "eager"),
-        "adamw again": (torch.optim.AdamW, None, "eager"),
-    }
+    adamw = torch.optim.AdamW
+    found: dict[str, tuple[type[torch.optim.Optimizer], Method | None, Kernels]] = {}
+    found |= {"adamw": (adamw, None, "eager"), "adamw again": (adamw, None, "eager")}
     for label in ("mkor_w4", "eva"):
-        found[f"{label} eager"] = torch.optim.AdamW, METHODS[label], "eager"
-        found[f"{label} triton"] = torch.optim.AdamW, METHODS[label], "triton"
+        found[f"{label} eager"] = adamw, METHODS[label], "eager"
+        found[f"{label} triton"] = adamw, METHODS[label], "triton"
         found[f"{label} in AdamW"] = FusedAdamW, METHODS[label], "triton"
     return found
 
@@ -308,10 +307,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 one = compiled(name, launch, arch)
                 fails = one.spill_bytes > 0 or one.registers > MOST_REGISTERS
                 bad += fails
-                print(
-                    f"{name:44} {arch} {one.registers:4} registers {one.spill_bytes:5} bytes of spill{'  <--' * fails}",
-                    flush=True,
-                )
+                reported = f"{one.registers:4} registers {one.spill_bytes:5} bytes of spill"
+                print(f"{name:44} {arch} {reported}{'  <--' * fails}", flush=True)
                 rows.append(one._asdict())
         columns = ["kernel", "arch", "registers", "spill_bytes", "path", "kernels", "gigabytes", "ms", "of_adamw"]
         table = pd.DataFrame(rows).reindex(columns=columns)

@@ -6,7 +6,7 @@ Nothing here imports a rival's package, so a missing one leaves the others measu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -101,11 +101,11 @@ def methods(chosen: Iterable[str] | None = None) -> list[BenchmarkMethod]:
 
 
 def build_or_reason(
-    method: BenchmarkMethod, model: nn.Module, period: int, exclude: Sequence[str] = ()
+    method: BenchmarkMethod, model: nn.Module, period: int
 ) -> tuple[Optimizer, Preconditioner | None] | str:
     """Return a model's optimizer and its preconditioner, if any; or, in words, which package is missing."""
     try:
-        return build(method.name, model, method.at(period), exclude=exclude)
+        return build(method.name, model, method.at(period))
     except ModuleNotFoundError as error:
         return f"the package {error.name} is not installed"
 

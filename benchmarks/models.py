@@ -97,10 +97,10 @@ def resnet50(width: int = 64, classes: int = 1000, depths: Sequence[int] = (3, 4
     )
 
 
-def alexnet_head(width: int = 4096, classes: int = 100) -> nn.Module:
-    """Return the three fully connected layers of AlexNet for 32 x 32 images; 4,096 is the published width."""
+def alexnet_head(width: int) -> nn.Module:
+    """Return AlexNet's three fully connected layers for 100 classes of 32 x 32 images; the published width is 4,096."""
     return nn.Sequential(
-        nn.Linear(width // 16, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
+        nn.Linear(width // 16, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 100)
     )
 
 

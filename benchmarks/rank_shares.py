@@ -201,28 +201,15 @@ def measure(data: str, name: str, parameters: dict[str, Any], rounds: int) -> li
     return counted
 
 
-def rows(
-    work: str,
-    workload: str,
-    size: int,
-    examples: int,
-    times: Sequence[Mapping[str, float]],
-    *,
-    load: float,
-    file_bytes: int | None = None,
-) -> Iterator[Row]:
-    """Yield the rows of one work, from the seconds of every contender by round."""
+def rows(times: Sequence[Mapping[str, float]], load: float, **about: Any) -> Iterator[Row]:
+    """Yield the rows of one work, from the seconds of every contender by round; about: the columns up to examples."""
     by_contender = {label: [each[label] for each in times] for label in times[0]}
     for label, seconds in by_contender.items():
         ratio = paired_ratio(dict(enumerate(seconds)), dict(enumerate(by_contender[WHOLE])))
         yield Row(
-            work=work,
-            workload=workload,
-            size=size,
-            examples=examples,
+            **{"file_bytes": None, **about},
             contender=label,
             ranks={SHARED: RANKS, PART: PARTS}.get(label, 1),
-            file_bytes=file_bytes,
             cores=1,
             machine_cores=os.cpu_count() or 1,
             load=round(load, 2),
@@ -244,12 +231,13 @@ def all_rows(sizes: Sizes, data: Path) -> Iterator[Row]:
         parameters = {"dataset": "text", "sequence_length": length, "vocabulary_size": VOCABULARY, **small}
         given = {"batch_size": batch, **parameters}
         times = _ranks.run(RANKS, measure, str(data), "bert_pretraining", given, sizes.rounds)[0]
-        yield from rows("draw", "bert_pretraining", length, batch, times, load=load)
+        yield from rows(times, load, work="draw", workload="bert_pretraining", size=length, examples=batch)
     mean = write_images(data)
     given = {"dataset": "imagenet", "batch_size": 2}
     times = _ranks.run(RANKS, measure, str(data), "resnet50", given, sizes.rounds)[0]
     pixels = workloads.resolve("resnet50", **given)["image_size"]
-    yield from rows("evaluate", "resnet50", pixels, sizes.images, times, load=load, file_bytes=mean)
+    about = {"work": "evaluate", "workload": "resnet50", "size": pixels, "examples": sizes.images}
+    yield from rows(times, load, **about, file_bytes=mean)
 
 
 def summary(table: Sequence[Row]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -82,41 +83,36 @@ class MeasuredStep:
 def rows(measured: Sequence[MeasuredStep], device: torch.device, hardware: str) -> Iterator[Row]:
     """Yield the rows of all measurements."""
     for one in measured:
-        for label in (*one.times, *one.left_out):
-            for period in PERIODS[:1] if label in YARDSTICKS else PERIODS:
-                yield _row(measured, one, label, period, device, hardware)
-
-
-def _row(
-    measured: Sequence[MeasuredStep], one: MeasuredStep, label: str, period: int, device: torch.device, hardware: str
-) -> Row:
-    times = one.times.get(label, [])
-    ms = [each.amortized(period) for each in times]
-    reference = REFERENCE.get(label)
-    beside = {"of_sgd": SGD, "of_adamw": ADAMW, "of_forward_backward": FORWARD_BACKWARD, "of_reference": reference}
-    ratios: dict[str, Any] = {}
-    for name, other in beside.items():
-        others = [each.amortized(period) for each in one.times.get(other or "", ())]
-        ratios |= columns(name, paired_ratio(dict(enumerate(ms)), dict(enumerate(others))) if ms and others else None)
-    return Row(
-        block=one.block,
-        width=one.width,
-        optimizer=label,
-        period=period,
-        rounds=len(ms),
-        update_ms=median(each.update for each in times) if times else math.nan,
-        plain_ms=median(each.plain for each in times) if times else math.nan,
-        **columns("ms", estimate(ms) if ms else None),
-        **ratios,
-        reference=reference if reference in one.times else None,
-        slope=_slope(measured, one, label, period),
-        state_bytes=one.state_bytes.get(label),
-        note=one.left_out.get(label),
-        device=device.type,
-        hardware=hardware,
-        threads=torch.get_num_threads(),
-        torch=str(torch.__version__),
-    )
+        for label, period in product((*one.times, *one.left_out), PERIODS):
+            if label in YARDSTICKS and period != PERIODS[0]:
+                continue
+            times, reference = one.times.get(label, []), REFERENCE.get(label)
+            ms = [each.amortized(period) for each in times]
+            beside = {"sgd": SGD, "adamw": ADAMW, "forward_backward": FORWARD_BACKWARD, "reference": reference}
+            ratios: dict[str, Any] = {}
+            for name, other in beside.items():
+                others = [each.amortized(period) for each in one.times.get(other or "", ())]
+                ratio = paired_ratio(dict(enumerate(ms)), dict(enumerate(others))) if ms and others else None
+                ratios |= columns(f"of_{name}", ratio)
+            yield Row(
+                block=one.block,
+                width=one.width,
+                optimizer=label,
+                period=period,
+                rounds=len(ms),
+                update_ms=median(each.update for each in times) if times else math.nan,
+                plain_ms=median(each.plain for each in times) if times else math.nan,
+                **columns("ms", estimate(ms) if ms else None),
+                **ratios,
+                reference=reference if reference in one.times else None,
+                slope=_slope(measured, one, label, period),
+                state_bytes=one.state_bytes.get(label),
+                note=one.left_out.get(label),
+                device=device.type,
+                hardware=hardware,
+                threads=torch.get_num_threads(),
+                torch=str(torch.__version__),
+            )
 
 
 def columns(name: str, value: Estimate | None) -> dict[str, Any]:
@@ -149,12 +145,8 @@ def summary(table: Sequence[Row]) -> Iterator[str]:
         widths = sorted({row.width for row in table if row.block == block})
         for width in widths if block == FACTOR_BLOCK else widths[-1:]:
             shown = [row for row in table if (row.block, row.width, row.period) == (block, width, PERIODS[-1])]
-            compared = (
-                ""
-                if block == FACTOR_BLOCK
-                else ", its ratio to SGD, to AdamW, to forward and backward, slope over the width"
-            )
-            yield f"{block}, width {width}: ms a step at period {PERIODS[-1]}{compared}"
+            ratios = ", its ratio to SGD, to AdamW, to forward and backward, slope over the width"
+            yield f"{block}, width {width}: ms a step at period {PERIODS[-1]}{'' if block == FACTOR_BLOCK else ratios}"
             yield from map(_line, shown)
     for row in table:
         if row.optimizer == CONTROL and row.period == PERIODS[0]:
@@ -165,10 +157,7 @@ def summary(table: Sequence[Row]) -> Iterator[str]:
 def _line(row: Row) -> str:
     if row.note:
         return f"  {row.optimizer:18} {row.note}"
-    beside = "" if row.reference is None else f"   {row.of_reference:.2f} x {row.reference}"
-    ratios = (
-        ""
-        if row.block == FACTOR_BLOCK
-        else (f" {row.of_sgd:9.2f} {row.of_adamw:9.2f} {row.of_forward_backward:9.3f} {row.slope:6.2f}")
-    )
-    return f"  {row.optimizer:18} {row.ms:9.3f}{ratios}{beside}"
+    line = f"  {row.optimizer:18} {row.ms:9.3f}"
+    if row.block != FACTOR_BLOCK:
+        line += f" {row.of_sgd:9.2f} {row.of_adamw:9.2f} {row.of_forward_backward:9.3f} {row.slope:6.2f}"
+    return line if row.reference is None else f"{line}   {row.of_reference:.2f} x {row.reference}"

@@ -29,7 +29,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -38,26 +38,14 @@ from typing import Final, TypeVar
 
 import torch
 
-from benchmarks import contenders, whole_steps
+from benchmarks import contenders, step_rows, whole_steps
 from benchmarks.contenders import OptimizerContender, Times
 from benchmarks.methods import FAILED, BenchmarkMethod, attempted, methods
 from benchmarks.models import BLOCKS, EncoderBlock, narrowed
-from benchmarks.step_rows import (
-    ADAMW,
-    CONTROL,
-    FACTOR,
-    FACTOR_BLOCK,
-    FLOOR,
-    FORWARD_BACKWARD,
-    PRODUCTS,
-    SGD,
-    MeasuredStep,
-    Rounds,
-    rows,
-    summary,
-)
+from benchmarks.step_rows import MeasuredStep, Rounds, Row
 from workflow.bench.probes import _timing
 from workflow.bench.probes._command import write_rows
+from workflow.bench.probes._state_bytes import all_bytes
 from workflow.bench.support import provenance
 from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError, did_you_mean
@@ -107,9 +95,9 @@ def measure_width(
     """Return the measurements of a block at one width; smaller: those at the next smaller one."""
     start = _timing.now(device)
     optimizers: dict[str, OptimizerContender] = {
-        SGD: contenders.of_torch(block, width, device, contenders.FOREACH_SGD),
-        CONTROL: contenders.of_torch(block, width, device, contenders.FOREACH_SGD),
-        ADAMW: contenders.of_torch(block, width, device, contenders.FUSED_ADAMW),
+        step_rows.SGD: contenders.of_torch(block, width, device, contenders.FOREACH_SGD),
+        step_rows.CONTROL: contenders.of_torch(block, width, device, contenders.FOREACH_SGD),
+        step_rows.ADAMW: contenders.of_torch(block, width, device, contenders.FUSED_ADAMW),
     }
     left_out: dict[str, str] = {}
     if smaller is not None:
@@ -129,15 +117,15 @@ def measure_width(
             left_out[label] = reason
             del optimizers[label]
     turns: dict[str, Callable[[], Times]] = {label: one.turn for label, one in optimizers.items()}
-    turns[FORWARD_BACKWARD] = contenders.forward_backward(block, width, device)
+    turns[step_rows.FORWARD_BACKWARD] = contenders.forward_backward(block, width, device)
     if "mkor" in optimizers:
-        turns[PRODUCTS] = contenders.two_products(block, width, device)
+        turns[step_rows.PRODUCTS] = contenders.two_products(block, width, device)
     times = in_rounds(turns, seconds - (_timing.now(device) - start), device)
     return MeasuredStep(
         block.name,
         width,
         times,
-        {label: one.state_bytes() for label, one in optimizers.items()},
+        {label: all_bytes(one.optimizer, one.preconditioner) for label, one in optimizers.items()},
         left_out,
     )
 
@@ -147,7 +135,7 @@ def _warm_up(label: str, optimizer: OptimizerContender, seconds: float, left: fl
 
     seconds, left: the time that the width has, and what is left of it. References are never left out.
     """
-    if label in (SGD, CONTROL, ADAMW):
+    if label in (step_rows.SGD, step_rows.CONTROL, step_rows.ADAMW):
         optimizer.warm_up()
         return None
     if left <= 0:
@@ -231,10 +219,8 @@ def measure(
         least = 0.5 * 0.93 * 60 * minutes * block.weight / sum(other.weight for other in blocks)
         for one in measure_block(block, chosen, device, max(weight * left, least)):
             counts = [len(times) for times in one.times.values()]
-            _progress(
-                start,
-                f"{block.title}, width {one.width}: {len(counts)} contenders, {min(counts)} to {max(counts)} rounds",
-            )
+            rounds = f"{len(counts)} contenders, {min(counts)} to {max(counts)} rounds"
+            _progress(start, f"{block.title}, width {one.width}: {rounds}")
             for label, reason in one.left_out.items():
                 if (block.name, label) not in told:
                     told.add((block.name, label))
@@ -242,10 +228,13 @@ def measure(
             yield one
     widths = FACTOR_WIDTHS if blocks[0] in BLOCKS else (64, 128)
     for d in widths:
-        turns = {FACTOR: contenders.factor_update(d, device), FLOOR: contenders.vector_and_outer_product(d, device)}
+        turns = {
+            step_rows.FACTOR: contenders.factor_update(d, device),
+            step_rows.FLOOR: contenders.vector_and_outer_product(d, device),
+        }
         times = in_rounds(turns, 0.07 * 60 * minutes / len(widths), device)
         _progress(start, f"update of one factor, width {d}")
-        yield MeasuredStep(FACTOR_BLOCK, d, times)
+        yield MeasuredStep(step_rows.FACTOR_BLOCK, d, times)
 
 
 def _progress(start: float, line: str) -> None:
@@ -281,14 +270,10 @@ def layers(options: argparse.Namespace, folder: Path, hardware: str) -> int:
     if options.quick:
         blocks = [narrowed(block, 4) for block in blocks]
     measured = list(measure(blocks, chosen, device, QUICK_MINUTES if options.quick else MINUTES))
-    table = list(rows(measured, device, hardware))
-    write_rows(out, table)
-    picture = draw(folder)
-    for line in summary(table):
-        print(line)
-    print(f"Written: {out}")
-    print(picture)
-    return int(any((row.note or "").startswith(FAILED) for row in table))
+    table = list(step_rows.rows(measured, device, hardware))
+    status = publish(out, table, step_rows.summary(table))
+    print(draw(folder))
+    return status
 
 
 def whole_models(options: argparse.Namespace, folder: Path, hardware: str) -> int:
@@ -298,8 +283,13 @@ def whole_models(options: argparse.Namespace, folder: Path, hardware: str) -> in
     refuse_unwritable("--out", out)
     minutes = QUICK_MINUTES if options.quick else whole_steps.MINUTES
     table = list(whole_steps.measure(models, chosen, torch.device("cuda"), hardware, 60 * minutes))
+    return publish(out, table, whole_steps.summary(table))
+
+
+def publish(out: Path, table: Sequence[Row] | Sequence[whole_steps.Row], lines: Iterable[str]) -> int:
+    """Write a table and print its summary; return the exit status, 1 if an optimizer failed."""
     write_rows(out, table)
-    for line in whole_steps.summary(table):
+    for line in lines:
         print(line)
     print(f"Written: {out}")
     return int(any((row.note or "").startswith(FAILED) for row in table))

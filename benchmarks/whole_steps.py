@@ -130,10 +130,29 @@ def measure_model(
         else:
             turns[optimizer.label] = partial(turn, made, device)
     times = in_rounds(turns, seconds - (_timing.now(device) - start), device)
-    return [
-        _row(model, label, times, left_out.get(label), device, hardware)
-        for label in [one.label for one in contenders(model, chosen)]
-    ]
+    rows, base = [], {turn: one.ms for turn, one in enumerate(times.get(BASE, ()))}
+    for optimizer in contenders(model, chosen):
+        own = times.get(optimizer.label, [])
+        ms = {turn: one.ms for turn, one in enumerate(own)}
+        row = Row(
+            workload=model.name,
+            optimizer=optimizer.label,
+            base=model.base,
+            period=PERIOD,
+            rounds=len(own),
+            **columns("ms", estimate([*ms.values()]) if ms else None),
+            **columns("of_base", paired_ratio(ms, base) if ms and base else None),
+            host_ms=median(one.host_ms for one in own) if own else math.nan,
+            host_update_ms=median(one.host_update_ms for one in own) if own else math.nan,
+            note=left_out.get(optimizer.label),
+            precision=model.precision,
+            device=device.type,
+            hardware=hardware,
+            threads=torch.get_num_threads(),
+            torch=str(torch.__version__),
+        )
+        rows.append(row)
+    return rows
 
 
 def loop_or_reason(model: ProbeModel, optimizer: TimedOptimizer, device: torch.device) -> TimedLoop | str:
@@ -188,35 +207,6 @@ def in_rounds(
         if done >= least and (_timing.now(device) - start) * (done + 1) / done > seconds:
             break
     return times
-
-
-def _row(
-    model: ProbeModel,
-    label: str,
-    times: Mapping[str, Sequence[TurnTimes]],
-    note: str | None,
-    device: torch.device,
-    hardware: str,
-) -> Row:
-    own, base = times.get(label, []), times.get(BASE, [])
-    ms, of_base = ({turn: one.ms for turn, one in enumerate(each)} for each in (own, base))
-    return Row(
-        workload=model.name,
-        optimizer=label,
-        base=model.base,
-        period=PERIOD,
-        rounds=len(own),
-        **columns("ms", estimate([*ms.values()]) if ms else None),
-        **columns("of_base", paired_ratio(ms, of_base) if ms and of_base else None),
-        host_ms=median(one.host_ms for one in own) if own else math.nan,
-        host_update_ms=median(one.host_update_ms for one in own) if own else math.nan,
-        note=note,
-        precision=model.precision,
-        device=device.type,
-        hardware=hardware,
-        threads=torch.get_num_threads(),
-        torch=str(torch.__version__),
-    )
 
 
 def summary(table: Sequence[Row]) -> Iterator[str]:

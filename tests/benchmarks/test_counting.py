@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.counting import (
-    bert_large,
-    count_steps,
-    method_with_period,
-    table,
-    training_step,
-)
+from benchmarks.counting import count_steps, method_with_period, table, training_step
 from benchmarks.models import Encoder
 from mkor_core import MKOR
 from workflow.bench.probes._counting import META, Counting, Counts
@@ -104,7 +98,7 @@ def test_counts_add_up():
     assert rest.by_operator == {"mm": 1}
     assert rest.bytes_by_operator == {"mm": 3 * N * N * F32}
     assert one.minus(both).by_operator == {"mm": -1}
-    assert rest.plus(one) == both
+    assert both.minus(rest) == one
     assert both.minus(both) == Counts()
 
 
@@ -120,14 +114,6 @@ class Sum(nn.Module):
         return x.sum()
 
 
-def test_the_layers_are_those_of_bert_large():
-    layers = [module for module in bert_large().modules() if isinstance(module, nn.Linear)]
-    shapes = [tuple(layer.weight.shape) for layer in layers]
-    assert len(shapes) == 146
-    assert {shape: shapes.count(shape) for shape in shapes} == {(1024, 1024): 98, (4096, 1024): 24, (1024, 4096): 24}
-    assert all(layer.bias is not None for layer in layers)
-
-
 def test_a_step_counts_the_hooks_and_the_preconditioner():
     """An update costs more than a plain step, every layer costs as much as the first, and the model's part is none."""
     with META:
@@ -138,13 +124,11 @@ def test_a_step_counts_the_hooks_and_the_preconditioner():
     assert few.plain.kernels <= many.plain.kernels
     assert few.update.bytes < many.update.bytes
     assert few.plain.bytes > 2 * sum(p.numel() for p in small.parameters()) * F32
-    sgd_of_the_model = training_step(small, inputs, None)
-    assert training_step(small, inputs, None) == sgd_of_the_model
 
 
 def test_the_command_prints_a_row_for_each_method(monkeypatch):
-    def small(device: torch.device = META) -> Encoder:
-        with device:
+    def small() -> Encoder:
+        with META:
             return Encoder(1, 1024, 8)
 
     monkeypatch.setattr("benchmarks.counting.bert_large", small)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pandas as pd
 import pytest
@@ -139,8 +140,11 @@ def test_operations_are_those_of_the_products(work, cost, elementwise):
 
 
 def test_layers_are_those_of_bert_large():
-    shapes = sorted(tuple(module.weight.shape) for module in bert_large().modules() if isinstance(module, nn.Linear))
-    assert sorted((layer.m, layer.n) for layer in BERT_LARGE) == shapes
+    layers = [module for module in bert_large().modules() if isinstance(module, nn.Linear)]
+    assert all(layer.bias is not None for layer in layers)
+    shapes = Counter(tuple(layer.weight.shape) for layer in layers)
+    assert shapes == {(1024, 1024): 98, (4096, 1024): 24, (1024, 4096): 24}
+    assert shapes == Counter((layer.m, layer.n) for layer in BERT_LARGE)
     # Query, key and value of 24 encoder layers share their inputs.
     assert sum(layer.shares_input for layer in BERT_LARGE) == 48
 

@@ -38,7 +38,7 @@ from benchmarks.methods import methods
 from workflow.bench.probes import cost_scaling, iteration_time, memory, step_breakdown
 
 gpu.methods = lambda chosen=("mkor", "lamb", "soap", "singd"): methods(chosen)
-gpu_parts.find_spec = lambda name: None
+gpu_parts.run_module = lambda *given: ()
 models.BLOCKS = models.BLOCKS[:1]
 steps.QUICK_MINUTES, whole_steps.ROUNDS, whole_steps.PERIOD = 0.02, (2, 2), 2
 whole_steps.LABELS, gpu_parts.PROFILED = ("mkor", "soap"), ("base",)
@@ -129,7 +129,8 @@ def stand_ins(monkeypatch):
     for name in FIRST:
         monkeypatch.setitem(CHUNKS, name, CHUNKS[name]._replace(rows=kinds.get(name, measured)))
     monkeypatch.setattr(gpu, "FIRST", FIRST | {"steps": 0.1})
-    monkeypatch.setattr(gpu_parts, "find_spec", lambda name: None)
+    missing = ModuleNotFoundError("no such module", name="benchmarks.kernels")
+    monkeypatch.setattr(gpu_parts, "run_module", Mock(side_effect=missing))
 
 
 def test_what_is_measured_first_goes_on_after_a_part_that_fails_and_says_so(tmp_path, capsys, stand_ins):
@@ -169,7 +170,6 @@ def test_the_kernels_command_gets_a_file_and_its_failure_is_told(tmp_path, monke
         calls.append((command[1:], options["timeout"]))
         return subprocess.CompletedProcess(command, len(calls) - 1)
 
-    monkeypatch.setattr(gpu_parts, "find_spec", lambda name: object())
     monkeypatch.setattr(gpu_parts.subprocess, "run", run)
     file = tmp_path / "bench" / "kernels.csv"
     for failed in (False, True):
@@ -180,13 +180,9 @@ def test_the_kernels_command_gets_a_file_and_its_failure_is_told(tmp_path, monke
     assert file.parent.is_dir()
     assert "ended with status 1" in given.left_out[0]
     monkeypatch.setattr(gpu_parts.subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired("python", 58.0)))
-    assert "took longer than 58 s" in next(iter(told(gpu.kernel_rows, tmp_path)))
-
-
-def told(rows, folder) -> list[str]:
-    given = session(folder, seconds=60.0)
-    assert list(rows(given)) == []
-    return given.left_out
+    given = session(tmp_path, seconds=60.0)
+    assert list(gpu.kernel_rows(given)) == []
+    assert "took longer than 58 s" in given.left_out[0]
 
 
 def test_a_profile_has_the_operators_of_one_period(monkeypatch):
@@ -247,9 +243,12 @@ def test_a_wrong_option_is_refused_in_one_line(arguments, message, tmp_path, cap
     assert message in capsys.readouterr().err
 
 
+CPU, SMALL = torch.device("cpu"), narrowed(BLOCKS[0], 8)
+(MKOR,) = methods(["mkor"])
+
+
 def test_a_trial_of_a_method_compares_its_updates_with_float64():
-    (mkor,) = methods(["mkor"])
-    row = gpu_parts.trial(mkor, narrowed(BLOCKS[0], 8), torch.device("cpu"), "test-cpu")
+    row = gpu_parts.trial(MKOR, SMALL, CPU, "test-cpu")
     assert (row.status, row.waits, row.detail) == ("ok", None, None)
     assert row.one_minus_cosine is not None
     assert abs(row.one_minus_cosine) < 1e-6
@@ -285,17 +284,12 @@ def pretended_waits(monkeypatch):
 
 
 def test_a_trial_counts_waits_and_names_their_lines(pretended_waits):
-    (mkor,) = methods(["mkor"])
-    small, cpu = narrowed(BLOCKS[0], 8), torch.device("cpu")
-    waits = gpu_parts.waits_in_steps(mkor, small, small.widths[0], cpu)
+    waits = gpu_parts.waits_in_steps(MKOR, SMALL, SMALL.widths[0], CPU)
     assert len(waits) == 2 * 2 * gpu_parts.CYCLES
     assert all(re.fullmatch(r".*test_gpu\.py:\d+", wait) for wait in waits)
     assert pretended_waits == ["default"]
 
 
-def test_a_trial_without_waits_has_none():
-    (mkor,) = methods(["mkor"])
-    small = narrowed(BLOCKS[0], 8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_parts, "_sync_debug", lambda mode: nullcontext())
-        assert gpu_parts.waits_in_steps(mkor, small, small.widths[0], torch.device("cpu")) == []
+def test_a_trial_without_waits_has_none(monkeypatch):
+    monkeypatch.setattr(gpu_parts, "_sync_debug", lambda mode: nullcontext())
+    assert gpu_parts.waits_in_steps(MKOR, SMALL, SMALL.widths[0], CPU) == []

@@ -70,10 +70,11 @@ def test_the_images_are_read_as_imagenet_s(data: Path):
 def test_rows_have_ratios_within_rounds():
     """The machine slows down by the round, all contenders alike; then the control is a busy machine's."""
     times = [{WHOLE: slow, CONTROL: slow, SHARED: slow / 2, PART: slow / 64} for slow in (1.0, 2.0, 4.0)]
-    table = list(rank_shares.rows("draw", "bert_pretraining", 512, 32768, times, load=0.0))
+    about = {"work": "draw", "workload": "bert_pretraining", "size": 512, "examples": 32768}
+    table = list(rank_shares.rows(times, 0.0, **about))
     assert [row.ranks for row in table] == [1, 1, 2, 64]
     assert [row.of_whole for row in table] == pytest.approx([1, 1, 0.5, 1 / 64])
     assert list(rank_shares.summary(table))[-1].startswith("The control passed")
     busy = [{**each, CONTROL: 3 * each[CONTROL] * (1 + index / 100)} for index, each in enumerate(times)]
-    said = list(rank_shares.summary(list(rank_shares.rows("draw", "bert_pretraining", 512, 32768, busy, load=0.0))))
+    said = list(rank_shares.summary(list(rank_shares.rows(busy, 0.0, **about))))
     assert said[-1].startswith("The machine was not quiet: the ratio of draw at 512 to itself is 3.")

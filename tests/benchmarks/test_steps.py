@@ -41,7 +41,7 @@ def test_every_optimizer_is_a_contender():
 
 def test_blocks_have_the_published_layers():
     with torch.device("meta"):
-        bert, head, resnet, published = BERT.make(1024), alexnet_head(), resnet50(), torchvision_resnet50()
+        bert, head, resnet, published = BERT.make(1024), alexnet_head(4096), resnet50(), torchvision_resnet50()
     assert shapes(bert) == sorted([(1024, 1024)] * 4 + [(4096, 1024), (1024, 4096)])
     assert shapes(head) == sorted([(4096, 256), (4096, 4096), (100, 4096)])
     assert shapes(resnet) == shapes(published)
@@ -93,7 +93,6 @@ def test_every_step_of_a_contender_has_fresh_gradients_and_statistics():
     contender.turn()
     after = contender.preconditioner.state_dict()
     assert after["step"] == before + 2
-    assert contender.state_bytes() > 0
     assert contender.preconditioner.method.inverse_update_period == 2
 
 
@@ -141,25 +140,19 @@ def test_a_control_that_differs_from_itself_is_told():
     assert any("control passed" in line for line in summary(list(rows([quiet], CPU, "test-cpu"))))
 
 
-def test_dear_contenders_have_fewer_rounds():
+def test_dear_contenders_have_fewer_rounds(monkeypatch):
+    """A fifth of the time is kept for the cheap, even if the dear took all of it."""
     clock = [0.0]
 
     def turn(seconds: float) -> Times:
         clock[0] += seconds
         return Times(1.0, 1.0)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.steps._timing.now", lambda device: clock[0])
-        turns = {"dear": partial(turn, 10.0), "cheap": partial(turn, 0.1), "middle": partial(turn, 1.0)}
-        times = steps.in_rounds(turns, 45.0, CPU)
-        assert {label: len(of_label) for label, of_label in times.items()} == {"dear": 3, "cheap": 15, "middle": 3}
-        times = steps.in_rounds(turns, 50.0, CPU)
-        assert {label: len(of_label) for label, of_label in times.items()} == {"dear": 3, "cheap": 15, "middle": 15}
-        # A fifth of the time is kept for the cheap, even if the dear took all of it.
-        times = steps.in_rounds(turns, 20.0, CPU)
-        assert {label: len(of_label) for label, of_label in times.items()} == {"dear": 3, "cheap": 15, "middle": 3}
-        times = steps.in_rounds(turns, 0.0, CPU)
-        assert {len(of_label) for of_label in times.values()} == {3}
+    monkeypatch.setattr("benchmarks.steps._timing.now", lambda device: clock[0])
+    turns = {"dear": partial(turn, 10.0), "cheap": partial(turn, 0.1), "middle": partial(turn, 1.0)}
+    for seconds, rounds in ((45.0, (3, 15, 3)), (50.0, (3, 15, 15)), (20.0, (3, 15, 3)), (0.0, (3, 3, 3))):
+        times = steps.in_rounds(turns, seconds, CPU)
+        assert tuple(len(times[label]) for label in turns) == rounds, seconds
 
 
 def test_the_dearest_optimizers_are_left_out_where_time_would_not_suffice():

@@ -25,6 +25,7 @@ from workflow.cluster import preflight, settings
 
 LEDGER = Path(".snakemake/cluster")
 LAUNCH = f"{PROFILE}/launch --nodes 2 --ranks 8 --cores 32 --minutes 60 --margin 12"
+NO_ACCOUNT = "MKOR_ACCOUNT is not set: export MKOR_ACCOUNT=<the allocation that the jobs are charged to>\n"
 PUBLISH = "mkdir -p results/it && echo done > results/it/label.csv"
 
 
@@ -44,19 +45,11 @@ def a_run(steps: int) -> str:
     return f"mkdir -p {FOLDER} && printf %s {shlex.quote(record)} > {FOLDER}/run.json"
 
 
-def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + 20
-    while not file.exists():
-        assert time.monotonic() < deadline, f"{file} was not written"
-        time.sleep(0.02)
-
-
 def test_a_job_gets_only_the_variables_that_are_passed_on(cluster):
     """Truth: the scheduler's own variables, the profile's, and MKOR_*; nothing of the login node's shell."""
     cluster.variables = {"MKOR_DATA": "/a b/it's", "SECRET": "1"}
-    chain = cluster.submit(f"env > seen && {PUBLISH}")
-    assert cluster.end(chain)[0] == "success"
-    seen = dict(line.split("=", 1) for line in (cluster.folder / "seen").read_text().splitlines() if "=" in line)
+    cluster.run(f"env > seen && {PUBLISH}")
+    seen = cluster.seen()
     assert seen["MKOR_DATA"] == "/a b/it's"
     assert seen["TMPDIR"] == "/tmp"
     assert "SECRET" not in seen
@@ -109,9 +102,7 @@ def test_a_slice_that_saved_its_work_is_followed_by_the_next(cluster):
     """Snakemake hides the exit code of its command, so the launch script leaves a file."""
     slices = f'case $MKOR_SLICE in 3) {PUBLISH} ;; *) touch "$MKOR_SAVED"; exit 1 ;; esac'
     advance = f"case $MKOR_SLICE in 1) {a_run(1)} ;; 2) {a_run(2)} ;; *) {a_run(3)} ;; esac"
-    chain = cluster.submit(f"{advance} && {{ {slices}; }}")
-    word, messages = cluster.end(chain)
-    assert word == "success"
+    messages = cluster.run(f"{advance} && {{ {slices}; }}")
     assert [job["exit_status"] for job in cluster.server.jobs()] == [EXIT_RESUMABLE, EXIT_RESUMABLE, 0]
     assert messages.count("saved its work") == 2
     names = [call[call.index("-N") + 1] for call in cluster.server.calls("qsub")]
@@ -119,9 +110,7 @@ def test_a_slice_that_saved_its_work_is_followed_by_the_next(cluster):
 
 
 def test_a_chain_without_progress_fails(cluster):
-    chain = cluster.submit(f'{a_run(7)}; touch "$MKOR_SAVED"; exit 1')
-    word, messages = cluster.end(chain)
-    assert word == "failed"
+    messages = cluster.run(f'{a_run(7)}; touch "$MKOR_SAVED"; exit 1', "failed")
     assert "2 slices in a row made no progress" in messages
     assert len(cluster.server.jobs()) == 3, "the first brought 7 steps"
 
@@ -142,9 +131,7 @@ def test_a_job_killed_at_its_time_limit_is_followed_by_the_next(cluster, kill_st
     """The job survives SIGTERM until SIGKILL, and leaves a newer checkpoint."""
     cluster.server.behave(minute_seconds=0.02, grace_seconds=0.3, kill_status=kill_status)
     first = f"trap '' TERM && mkdir -p {FOLDER} && echo 1 > {FOLDER}/checkpoint.pt && sleep 20"
-    chain = cluster.submit(f"if [ $MKOR_SLICE = 1 ]; then {first}; else {PUBLISH}; fi")
-    word, messages = cluster.end(chain)
-    assert word == "success", messages
+    cluster.run(f"if [ $MKOR_SLICE = 1 ]; then {first}; else {PUBLISH}; fi")
     assert [job["exit_status"] for job in cluster.server.jobs()] == [kill_status, 0]
 
 
@@ -152,7 +139,10 @@ def test_a_job_killed_at_its_time_limit_is_followed_by_the_next(cluster, kill_st
 def test_a_job_killed_for_another_reason_has_failed(cluster, does):
     """A user who calls qdel wants no next slice, whether the job saved its work or not."""
     chain = cluster.submit(f"touch begun && {does}")
-    wait_for(cluster.folder / "begun")
+    deadline = time.monotonic() + 20
+    while not (cluster.folder / "begun").exists():
+        assert time.monotonic() < deadline, "it did not begin"
+        time.sleep(0.02)
     cluster.server.behave(grace_seconds=1)
     subprocess.run(["qdel", "1.standin"], env=cluster.environment, check=True)
     word, messages = cluster.end(chain)
@@ -197,8 +187,7 @@ def test_a_vanished_job_has_failed_after_several_misses(cluster):
 def test_a_server_s_mood_changes_nothing(cluster, behavior, tries):
     """A refused submission is tried again, one whose answer was lost is not, and an ended job has not vanished."""
     cluster.server.behave(**behavior)
-    word, messages = cluster.end(cluster.submit(PUBLISH))
-    assert word == "success", messages
+    cluster.run(PUBLISH)
     assert len(cluster.server.calls("qsub")) == tries
     assert len(cluster.server.jobs()) <= 1
 
@@ -225,9 +214,7 @@ def test_without_an_account_nothing_is_submitted_and_one_line_names_the_variable
     cluster.account = ""
     called = cluster.call("submit", str(cluster.job_script(PUBLISH)))
     assert called.returncode == 1
-    assert (
-        called.stderr == "MKOR_ACCOUNT is not set: export MKOR_ACCOUNT=<the allocation that the jobs are charged to>\n"
-    )
+    assert called.stderr == NO_ACCOUNT
     assert cluster.server.calls("qsub") == []
 
 
@@ -319,9 +306,7 @@ def test_modules_for_login_nodes_import_little(module, without):
 def test_the_launch_script_gives_every_rank_its_place_and_a_gpu(cluster):
     """Truth: one rank per GPU, with the GPUs numbered in the opposite order of the cores."""
     tell = "echo $RANK $WORLD_SIZE $LOCAL_RANK $CUDA_VISIBLE_DEVICES $OMP_NUM_THREADS $MASTER_ADDR $@ >> seen"
-    chain = cluster.submit(f"{LAUNCH} sh -c '{tell}' tell --option && {PUBLISH}")
-    word, messages = cluster.end(chain)
-    assert word == "success", messages
+    cluster.run(f"{LAUNCH} sh -c '{tell}' tell --option && {PUBLISH}")
     seen = sorted(line.split() for line in (cluster.folder / "seen").read_text().splitlines())
     assert [line[:6] for line in seen] == [
         [str(rank), "8", "0", str(3 - rank % 4), "8", "localhost"] for rank in range(8)
@@ -338,24 +323,19 @@ def test_saved_work_is_resumed_whatever_mpiexec_makes_of_the_exit_code(cluster, 
     saved = "exit $((RANK ? 0 : 75))" if code is None else "[ $RANK -gt 0 ] || { touch $MKOR_SAVED; exit 75; }"
     saves = f"{LAUNCH} sh -c '{saved}'"
     fails = f"{LAUNCH} false" if code is None else f"{LAUNCH} sh -c 'exit 75'"
-    chain = cluster.submit(f"{a_run(5)}; if [ $MKOR_SLICE = 1 ]; then {saves}; else {fails} && {PUBLISH}; fi")
-    assert cluster.end(chain)[0] == ("success" if code == 0 else "failed")
+    job = f"{a_run(5)}; if [ $MKOR_SLICE = 1 ]; then {saves}; else {fails} && {PUBLISH}; fi"
+    cluster.run(job, "success" if code == 0 else "failed")
     assert [job["exit_status"] for job in cluster.server.jobs()] == [EXIT_RESUMABLE, 1 if code is None else code]
 
 
-HANGS = "if [ \"$NCCL_NET\" = 'AWS Libfabric' ]; then sleep 60; fi"
-
-
-def test_nccl_s_network_plugin_can_be_switched_off(cluster, tmp_path):
+def test_nccl_s_network_plugin_can_be_switched_off(cluster):
     """Ranks that hang with the plugin, as some programs do on Polaris, end without it: modules may have chosen it."""
     set_by_modules = "export NCCL_NET='AWS Libfabric' NCCL_NET_GDR_LEVEL=PHB NCCL_CROSS_NIC=1 NCCL_COLLNET_ENABLE=1"
     cluster.variables = {"MKOR_NCCL_PLUGIN": "off"}
-    script = cluster.folder / "rank"
-    script.write_text(f"{HANGS}\nenv > seen.$RANK\n")
-    chain = cluster.submit(f"{set_by_modules}; {LAUNCH} sh rank && {PUBLISH}")
-    assert cluster.end(chain)[0] == "success"
-    seen = dict(line.split("=", 1) for line in (cluster.folder / "seen.7").read_text().splitlines() if "=" in line)
-    assert {name: value for name, value in seen.items() if name.startswith("NCCL_")} == {
+    hangs = "if [ \"$NCCL_NET\" = 'AWS Libfabric' ]; then sleep 60; fi"
+    (cluster.folder / "rank").write_text(f"{hangs}\nenv > seen.$RANK\n")
+    cluster.run(f"{set_by_modules}; {LAUNCH} sh rank && {PUBLISH}")
+    assert {name: value for name, value in cluster.seen("seen.7").items() if name.startswith("NCCL_")} == {
         "NCCL_NET": "Socket",
         "NCCL_NET_PLUGIN": "none",
     }
@@ -371,8 +351,7 @@ def test_nccl_s_network_plugin_can_be_switched_off(cluster, tmp_path):
 def test_nccl_s_network_can_be_chosen(cluster, tmp_path, variable, told, seen):
     """Its plugin, if it is there, and the interface, gloo's as well."""
     cluster.variables = {variable: str(tmp_path)}
-    chain = cluster.submit(f"{LAUNCH} sh -c 'echo {told} >> seen' && {PUBLISH}")
-    assert cluster.end(chain)[0] == "success"
+    cluster.run(f"{LAUNCH} sh -c 'echo {told} >> seen' && {PUBLISH}")
     assert (cluster.folder / "seen").read_text().splitlines() == [seen.format(tmp_path)] * 8
 
 
@@ -518,13 +497,6 @@ def snakemake(*arguments: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
-def dry_run_without_cluster() -> str:
-    """Return what a dry run of the paper tier says where no cluster is named."""
-    settings = ["--config", "tier=paper", "hardware=polaris", "--", "figures/fig01_mkor_diagram.pdf"]
-    command = [sys.executable, "-m", "snakemake", "-n", "--cores", "1", *settings]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stderr
-
-
 def test_a_dry_run_prints_node_hours_and_plan_with_no_account(tmp_path):
     """The exact command of the documentation."""
     dry_run = snakemake("-n", MKOR_DATA=str(tmp_path))
@@ -547,12 +519,9 @@ def test_a_dry_run_prints_node_hours_and_plan_with_no_account(tmp_path):
     assert "disk: at most" in dry_run.stderr
     assert "resnet50_imagenet/mkor.csv" in dry_run.stdout
     assert "launch --nodes 16 --ranks 64 --cores 32 --minutes 180" in dry_run.stdout
-    pilot = snakemake("-n", "--printshellcmds", "pilot")
-    assert (
-        "launch --nodes 2 --ranks 8 --cores 32 --minutes 15 --margin 2.0 python -m workflow.cluster.pilot"
-        in pilot.stdout
-    )
-    assert "minutes=15" in pilot.stdout
+    pilot = snakemake("-n", "--printshellcmds", "pilot").stdout
+    assert "launch --nodes 2 --ranks 8 --cores 32 --minutes 15 --margin 2.0 python -m workflow.cluster.pilot" in pilot
+    assert "minutes=15" in pilot
 
 
 @pytest.fixture
@@ -576,9 +545,7 @@ def test_without_an_account_the_pipeline_stops_with_one_line_before_it_submits(p
     pipeline.account = ""
     stopped = call(pipeline)
     assert stopped.returncode == 1
-    assert stopped.stderr.endswith(
-        "\nMKOR_ACCOUNT is not set: export MKOR_ACCOUNT=<the allocation that the jobs are charged to>\n"
-    )
+    assert stopped.stderr.endswith(f"\n{NO_ACCOUNT}")
     assert pipeline.server.jobs() == []
 
 

@@ -19,13 +19,8 @@ from tests.support.hyperparameters import variations
 from workflow.bench import workloads
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
-from workflow.bench.probes._state_bytes import (
-    META,
-    LayerRows,
-    first_order_bytes,
-    preconditioner_bytes,
-    rows_by_layer,
-)
+from workflow.bench.probes._counting import META
+from workflow.bench.probes._state_bytes import LayerRows, first_order_bytes, preconditioner_bytes, rows_by_layer
 from workflow.bench.workloads.image_classifier import ImageClassifier
 from workflow.cluster import refuse
 from workflow.cluster.settings import Cluster, keeps_rows, refused

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -78,18 +77,13 @@ class Site:
 
     def record(self, label: str) -> dict[str, Any]:
         """The run.json of the only run of an optimizer."""
-        (run,) = self.runs(label)
+        (run,) = {row["run"] for row in experiments.rows(self.folder / R / "trial" / f"{label}.csv")}
         found: dict[str, Any] = json.loads((self.folder / R / "runs" / run / "run.json").read_text())
         return found
 
     def metrics(self, label: str) -> list[dict[str, str]]:
         """The published rows of an optimizer, without its clocks."""
         return experiments.rows(self.folder / R / "trial" / f"{label}.csv", without=CLOCKS)
-
-    def runs(self, label: str) -> set[str]:
-        """The ids of an optimizer's published runs."""
-        with (self.folder / R / "trial" / f"{label}.csv").open(newline="") as file:
-            return {row["run"] for row in csv.DictReader(file)}
 
 
 @pytest.fixture

@@ -18,8 +18,6 @@ MOST_UNANNOUNCED: Final = 50.0
 """Node-hours beyond which a claim that cannot be decided gets a line of its own."""
 _HALF_LENGTHS: Final = {2: 9.0, 3: 2.5, 4: 1.6, 5: 1.2, 6: 1.0}
 """Half of a 95 % interval of the mean of n values, in their standard deviations; of six or more at most."""
-OF_WORKERS: Final = ("C24",)
-"""Claims that need 64 measured workers."""
 
 
 class SeedsNeeded(NamedTuple):

@@ -9,8 +9,6 @@ weights. Started by torchrun, mpiexec or srun, the processes measure together.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
 import sys
 import time
@@ -18,6 +16,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Run
@@ -136,11 +136,8 @@ def scaled(run: Run, planned_ranks: int, ranks: int, steps: int) -> Run:
 def write_row(file: Path, row: MeasuredSteps) -> None:
     """Add a row to the pilot's file, in place of the one of the same experiment; atomically."""
     rows = {**read_pilot(file), row.experiment: row}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(MeasuredSteps._fields)
-    writer.writerows(rows[name] for name in sorted(rows))
-    write_atomically(file, text.getvalue())
+    table = pd.DataFrame([rows[name] for name in sorted(rows)], columns=MeasuredSteps._fields)
+    write_atomically(file, table.to_csv(index=False))
 
 
 if __name__ == "__main__":

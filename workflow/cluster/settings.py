@@ -118,14 +118,16 @@ class Cluster:
             if "step_seconds" not in given and (content.get("system") is None or experiment == _DEFAULT):
                 must = "must be given: without 'system', or of 'default', there is no model of a step's seconds"
                 raise error(file, ("training", experiment, "step_seconds"), None, must)
-            filled = {"step_seconds": None, **with_defaults(given, kinds["training"]["additionalProperties"])}
-            ranks = filled.pop("ranks_per_node", content["gpus_per_node"])
+            filled = {
+                "step_seconds": None,
+                "ranks_per_node": content["gpus_per_node"],
+                **with_defaults(given, kinds["training"]["additionalProperties"]),
+            }
+            ranks = filled["ranks_per_node"]
             if ranks > content["cores_per_node"]:
                 must = f"must be at most cores_per_node, {content['cores_per_node']}: each rank needs a core"
                 raise error(file, ("training", experiment, "ranks_per_node"), ranks, must)
-            trainings[experiment] = TrainingResources(
-                **{**filled, "ranks_per_node": ranks, "data": tuple(filled["data"])}
-            )
+            trainings[experiment] = TrainingResources(**{**filled, "data": tuple(filled["data"])})
         for probe, given in content["probes"].items():
             _check_need(file, ("probes", probe), given, content)
         if pilot := content.get("pilot"):
@@ -165,27 +167,8 @@ class Cluster:
                     ranks = f"nodes times ranks_per_node, {need.ranks_per_node}, are {need.ranks} ranks"
                     raise error(self.file, key, need.nodes, f"{ranks}: {job.experiment}/{job.label}: {why}")
 
-    def launch(self, experiment: str) -> str:
-        """Return the prefix that starts a training command on all ranks: the profile's launch script and options."""
-        return self._launch(self.training(experiment), self.margin_minutes)
-
-    def pilot_training(self) -> TrainingResources:
-        """Return the resources of the pilot job, on all GPUs of its nodes.
-
-        Raises:
-            ConfigError: the cluster's file states none.
-        """
-        if self.pilot is None:
-            raise error(self.file, ("pilot",), None, "must be given: nodes, minutes and queue of the pilot job")
-        each = max(1, self.gpus_per_node)
-        need = self.pilot
-        return TrainingResources(need.nodes, need.minutes, need.queue, each, None, 0.0, 0.0, (), stage=False)
-
-    def pilot_launch(self) -> str:
-        """Return the prefix that starts the pilot on all ranks, with time left to end."""
-        return self._launch(self.pilot_training(), PILOT_MARGIN_MINUTES)
-
-    def _launch(self, need: TrainingResources, margin_minutes: float) -> str:
+    def launch(self, need: TrainingResources, margin_minutes: float) -> str:
+        """Return the prefix that starts a command on all ranks of a job: the profile's launch script and options."""
         options = {
             "--nodes": need.nodes,
             "--ranks": need.ranks,
@@ -219,7 +202,8 @@ def training_resources(cluster: Cluster | None, experiment: str) -> dict[str, An
     """Return the resources of the rules that train an experiment; without a cluster, no launch."""
     if cluster is None:
         return {"launch": ""}
-    return {**cluster.resources(cluster.training(experiment)), "launch": cluster.launch(experiment)}
+    need = cluster.training(experiment)
+    return {**cluster.resources(need), "launch": cluster.launch(need, cluster.margin_minutes)}
 
 
 def probe_resources(cluster: Cluster | None, probe: str) -> dict[str, Any]:
@@ -228,10 +212,12 @@ def probe_resources(cluster: Cluster | None, probe: str) -> dict[str, Any]:
 
 
 def pilot_resources(cluster: Cluster | None) -> dict[str, Any]:
-    """Return the resources of the rule of the pilot; without a cluster, no launch."""
-    if cluster is None or cluster.pilot is None:
+    """Return the resources of the rule of the pilot, on all GPUs of its nodes; without a cluster, no launch."""
+    if cluster is None or (pilot := cluster.pilot) is None:
         return {"launch": ""}
-    return {**cluster.resources(cluster.pilot_training()), "launch": cluster.pilot_launch()}
+    each = max(1, cluster.gpus_per_node)
+    need = TrainingResources(pilot.nodes, pilot.minutes, pilot.queue, each, None, 0.0, 0.0, (), stage=False)
+    return {**cluster.resources(need), "launch": cluster.launch(need, PILOT_MARGIN_MINUTES)}
 
 
 def refused(plan: Plan, cluster: Cluster) -> dict[Job, str]:

@@ -28,7 +28,7 @@ from workflow.bench.plan.__main__ import main as print_plan
 from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.support.config import ConfigError
 from workflow.bench.training.record import METRIC_COLUMNS
-from workflow.cluster.settings import Cluster
+from workflow.cluster.settings import Cluster, training_resources
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +124,7 @@ def plan_on_cluster(arguments: list[str]) -> int:
     folder = Path(arguments[0].partition("=")[2])
     try:
         cluster = Cluster.load(str(folder / Path(CLUSTER_FILE).parent), load(folder))
-        cluster.launch("trial")
-        cluster.resources(cluster.training("trial"))
+        training_resources(cluster, "trial")
     except ConfigError as problem:
         print(problem, file=sys.stderr)
         return 1

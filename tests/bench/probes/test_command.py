@@ -18,17 +18,8 @@ from mkor_core.ranks import comm
 from tests.support import experiments
 from tests.support.small_models import autoencoder
 from workflow.bench.plan.artefacts import available, describe, files_of, planned_probes
-from workflow.bench.probes import _command, _links, _ranks
-from workflow.bench.probes._models import (
-    PERIOD_FIELDS,
-    VARIANTS,
-    TimedOptimizer,
-    bert_large,
-    method_of,
-    optimizers,
-    probe_models,
-    resnet50,
-)
+from workflow.bench.probes import _command, _links, _models, _ranks
+from workflow.bench.probes._models import TimedOptimizer
 from workflow.bench.support.config import ROOT
 
 
@@ -94,20 +85,20 @@ def test_a_probe_of_optimizers_measures_its_own_or_those_named(folder, tmp_path,
     assert capsys.readouterr().err == "optimizer = 'mkro': unknown; did you mean 'mkor'?\n"
 
 
-@pytest.mark.parametrize("label", sorted({*VARIANTS, *available_methods()}))
+@pytest.mark.parametrize("label", sorted({*_models.VARIANTS, *available_methods()}))
 def test_every_method_and_variant_is_an_optimizer_with_one_refresh_in_ten_steps(label):
     """Truth: its file, found by name; a method's own account of the steps that refresh."""
     model = autoencoder()
-    (optimizer,) = optimizers(model, 1e-4, [label])
+    (optimizer,) = _models.optimizers(model, 1e-4, [label])
     assert optimizer.hyperparameters["lr"] == 1e-4
-    method = method_of(label)
+    method = _models.method_of(label)
     if method is None:
         assert optimizer.method == label
         assert optimizer.period is None
     else:
         assert isinstance(method, method_class(optimizer.method))
         assert optimizer.hyperparameters["base"] == model.base
-        assert optimizer.period == (10 if any(hasattr(method, name) for name in PERIOD_FIELDS) else None)
+        assert optimizer.period == (10 if any(hasattr(method, name) for name in _models.PERIOD_FIELDS) else None)
     assert optimizer.runs_on(1)
 
 
@@ -118,7 +109,7 @@ def test_an_optimizer_that_cannot_train_in_parallel_runs_on_one_worker_only():
 
 
 def test_a_tier_on_a_cpu_measures_its_experiments_workloads(folder):
-    (model,) = probe_models(experiments.load(folder))
+    (model,) = _models.probe_models(experiments.load(folder))
     assert (model.name, model.data.batch_size) == ("autoencoder", 128)
     assert next(model.data.batches(seed=0))["images"].shape == (128, 64)
 
@@ -126,13 +117,13 @@ def test_a_tier_on_a_cpu_measures_its_experiments_workloads(folder):
 def test_a_tier_on_a_gpu_measures_the_paper_s_models():
     """Truth: the paper's sizes; torchvision's ResNet-50 has 25,557,032 parameters."""
     with torch.device("meta"):
-        assert sum(p.numel() for p in resnet50().parameters()) == 25_557_032
-        bert = bert_large(batch_size=1).architecture()
+        assert sum(p.numel() for p in _models.resnet50().parameters()) == 25_557_032
+        bert = _models.bert_large(batch_size=1).make()
     assert sum(p.numel() for p in bert.bert.parameters()) == 335_141_888
 
 
 def test_random_batches_are_a_function_of_seed_and_number():
-    data = bert_large(batch_size=2, sequence_length=100)
+    data = _models.bert_large(batch_size=2, sequence_length=100)
     third = next(data.batches(seed=1, start=2))
     again = [batch for _, batch in zip(range(3), data.batches(seed=1), strict=False)][2]
     assert all(torch.equal(third[name], again[name]) for name in third)

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.counting import count_steps
 from workflow.bench.probes import _counted_steps, _links, _sharding, projection
 from workflow.bench.probes._costs import CostedLayer
+from workflow.bench.probes._counting import META
 from workflow.bench.probes._links import Assumed, Gpu, Messages, System
 from workflow.bench.probes._sharding import Setup
-from workflow.bench.probes._state_bytes import META
 from workflow.bench.probes.projection import Model
 from workflow.bench.support.config import ROOT, ConfigError
 
@@ -34,7 +34,6 @@ TEST = System(
     assumed=Assumed(1.0, 1.0, 1.0),
 )
 """Seconds, and bytes a second: nodes of 4, rings of 100 inside a node and of 40 through several."""
-COLLECTIVES = (_links.all_reduce_seconds, _links.gather_seconds, _links.broadcast_seconds)
 
 
 def test_collectives_inside_a_node_by_hand():
@@ -61,7 +60,7 @@ def test_an_all_reduce_is_that_of_the_faster_algorithm():
     assert _links.all_reduce_seconds(TEST, 64, 1e6) == pytest.approx(ring[0] + 1e6 * ring[1])
 
 
-@pytest.mark.parametrize("seconds", COLLECTIVES)
+@pytest.mark.parametrize("seconds", [_links.all_reduce_seconds, _links.gather_seconds, _links.broadcast_seconds])
 @given(gpus=st.integers(1, 64), size=st.floats(1.0, 1e6), messages=st.integers(1, 20))
 def test_messages_cost_their_latency_again(seconds, gpus, size, messages):
     one, many = seconds(TEST, gpus, size), seconds(TEST, gpus, size, messages)

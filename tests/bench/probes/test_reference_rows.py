@@ -74,15 +74,3 @@ def test_two_specifications_never_share_a_step_time(file):
     for (_, run, again), series in by_run.items():
         runs_of[series].add((run, again))
     assert [runs for runs in runs_of.values() if len(runs) > 1] == []
-
-
-@pytest.mark.parametrize(
-    ("tier", "experiments"),
-    [("evidence", ("autoencoder_lamb", "update_rules")), ("field", ("field_autoencoder", "field_autoencoder_lamb"))],
-)
-def test_experiments_over_two_bases_share_no_step_time(tier, experiments):
-    for file in (file for file in FILES if (file.stem, file.parts[-3]) == ("step_time", tier)):
-        timed = pd.read_csv(file).dropna(subset=["step_ms"])
-        of_each = [set(timed.loc[timed["experiment"] == name, "step_ms"]) for name in experiments]
-        assert of_each[0]
-        assert of_each[0].isdisjoint(of_each[1])

@@ -16,7 +16,8 @@ from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.probes import _load, step_time
-from workflow.bench.probes._load import CpuTime, OtherLoad, Reading, cpu_time, share_of_others
+from workflow.bench.probes._load import OtherLoad, Reading, cpu_time, share_of_others
+from workflow.bench.probes._timing import PhaseTimes
 from workflow.bench.probes.step_time import LONGEST_CYCLE, Contender, Label, groups, work_of
 from workflow.bench.support.config import ConfigError
 
@@ -109,15 +110,14 @@ def by_work(monkeypatch) -> None:
     class Loop:
         def __init__(self, model, optimizer, device, *, by_phase):
             given = optimizer.hyperparameters
-            self.ms = (4.0 if "lamb" in (optimizer.method, given.get("base")) else 1.0) + 2.0 * bool(
-                given.get("kl_clip")
-            )
+            self.ms = 4.0 if "lamb" in (optimizer.method, given.get("base")) else 1.0
+            self.ms += 2.0 * bool(given.get("kl_clip"))
 
         def times(self, steps):
             return [self.step() for _ in range(steps)]
 
         def step(self):
-            return step_time_of(self.ms, refreshed=False)
+            return PhaseTimes(False, {"update": self.ms})
 
     monkeypatch.setattr(step_time, "TimedLoop", Loop)
     monkeypatch.setattr(OtherLoad, "share", lambda self: 0.0)
@@ -147,11 +147,8 @@ def test_two_experiments_share_no_measurement_even_of_one_run(tmp_path):
     for name in ("one", "two"):
         write(config, name, block(optimizer("sgd"), target=AIM))
     (group,) = groups(load(config))
-    assert [(key[0], key[2]) for key in (one.key for one in group)] == [
-        ("one", False),
-        ("two", False),
-        ("one", True),
-    ]
+    found = [(experiment, again) for experiment, _, again in (one.key for one in group)]
+    assert found == [("one", False), ("two", False), ("one", True)]
     assert len({one.run.id for one in group}) == 1
 
 
@@ -235,13 +232,9 @@ def test_a_long_cycle_is_weighted_from_a_short_one(tmp_path):
 
         def step(self):
             refreshed = next(self.steps) % LONGEST_CYCLE == 3
-            return step_time_of(110.0 if refreshed else 10.0, refreshed)
+            return PhaseTimes(refreshed, {"update": 110.0 if refreshed else 10.0})
 
     assert long.mean_ms(Loop(), LONGEST_CYCLE) == pytest.approx(12.0)  # 10 + 100 / 50
-
-
-def step_time_of(ms: float, refreshed: bool):
-    return type("Step", (), {"total": ms, "refreshed": refreshed})
 
 
 def test_mkor_h_does_not_switch_while_it_is_timed(embedded):
@@ -269,8 +262,7 @@ def test_cpu_times_are_those_of_this_process_s_cores():
     ("busy", "total", "own", "share"), [(3.0, 4.0, 1.0, 0.5), (1.0, 4.0, 1.2, 0.0), (0.0, 0.0, 0.0, None)]
 )
 def test_what_others_take_is_what_this_process_does_not(busy, total, own, share):
-    before = Reading(CpuTime(7.0, 20.0), 3.0)
-    assert share_of_others(before, Reading(CpuTime(7.0 + busy, 20.0 + total), 3.0 + own)) == share
+    assert share_of_others(Reading(7.0, 20.0, 3.0), Reading(7.0 + busy, 20.0 + total, 3.0 + own)) == share
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/stat")

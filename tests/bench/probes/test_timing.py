@@ -17,16 +17,18 @@ from tests.support.events import Device
 from tests.support.small_models import autoencoder, images, tokens
 from workflow.bench import workloads
 from workflow.bench.plan import Plan
-from workflow.bench.probes import _ranks, _timing, iteration_time, memory, rank1_error, scaling, spectra, step_breakdown
-from workflow.bench.probes._models import (
-    EXPERIMENTS,
-    PERIOD,
-    VARIANTS,
-    ProbeModel,
-    optimizers,
-    precision_of,
-    probe_models,
+from workflow.bench.probes import (
+    _models,
+    _ranks,
+    _timing,
+    iteration_time,
+    memory,
+    rank1_error,
+    scaling,
+    spectra,
+    step_breakdown,
 )
+from workflow.bench.probes._models import EXPERIMENTS, PERIOD, VARIANTS, ProbeModel, TimedOptimizer, optimizers
 from workflow.bench.probes._timing import PHASES, PhaseTimes, TimedLoop, in_groups, milliseconds, over_ranks, rounds
 from workflow.bench.probes.iteration_time import OPTIMIZERS, PeriodSweep, summaries, sweeps
 from workflow.bench.probes.step_breakdown import CycleMeans, cycle_means
@@ -251,11 +253,9 @@ def test_every_period_of_every_optimizer_has_a_row_in_every_repeat(kaisa):
 def test_a_tier_s_probes_have_the_precision_of_its_experiments(tmp_path):
     """Truth: the experiments' files."""
     at = {tier: Plan.load(tier=tier, results=str(tmp_path), hardware="here") for tier in ("embedded", "single_gpu")}
-    assert {model.name: model.precision for model in probe_models(at["single_gpu"])} == {
-        "bert": "bfloat16",
-        "resnet": "float32",
-    }
-    assert {precision_of(at["embedded"], name) for name in EXPERIMENTS} == {"float32"}
+    at_gpu = {model.name: model.precision for model in _models.probe_models(at["single_gpu"])}
+    assert at_gpu == {"bert": "bfloat16", "resnet": "float32"}
+    assert {_models.precision_of(at["embedded"], name) for name in EXPERIMENTS} == {"float32"}
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -280,27 +280,26 @@ def test_a_timed_loop_trains_in_its_model_s_precision(precision):
         assert torch.equal(loop.model.state_dict()[name], weight), name
 
 
+def mkor(model: ProbeModel) -> list[TimedOptimizer]:
+    return optimizers(model, 1e-4, ["mkor"])
+
+
 def breakdown(model: ProbeModel) -> Iterator[object]:
-    chosen = optimizers(model, 1e-4, ["mkor"])
-    return step_breakdown.rows(model, chosen, [step_breakdown.cycles(model, chosen, "cpu", 1)], "here")
+    return step_breakdown.rows(model, mkor(model), [step_breakdown.cycles(model, mkor(model), "cpu", 1)], "here")
+
+
+def sweep(model: ProbeModel) -> Iterator[object]:
+    by_period = {10: mkor(model)[0].hyperparameters}
+    return iteration_time.rows([PeriodSweep(model, "mkor", "mkor", by_period)], "cpu", "here", repeats=1)
 
 
 PROBES: dict[str, Callable[[ProbeModel], Iterator[object]]] = {
     "rank1_error": lambda model: rank1_error.follow(model, 0, (0,), "cpu", "here"),
     "spectra": lambda model: spectra.follow(model, 0, (0,), "cpu", "here"),
     "step_breakdown": breakdown,
-    "memory": lambda model: iter(memory.rows(model, optimizers(model, 1e-4, ["mkor"])[0], "cpu", "here")),
-    "scaling": lambda model: scaling.rows(model, optimizers(model, 1e-4, ["mkor"]), "cpu", "here", (1,), repeats=1),
-    "iteration_time": lambda model: iteration_time.rows(
-        [
-            iteration_time.PeriodSweep(
-                model, "mkor", "mkor", {10: dict(optimizers(model, 1e-4, ["mkor"])[0].hyperparameters)}
-            )
-        ],
-        "cpu",
-        "here",
-        repeats=1,
-    ),
+    "memory": lambda model: iter(memory.rows(model, mkor(model)[0], "cpu", "here")),
+    "scaling": lambda model: scaling.rows(model, mkor(model), "cpu", "here", (1,), repeats=1),
+    "iteration_time": sweep,
 }
 
 

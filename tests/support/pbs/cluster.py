@@ -101,6 +101,17 @@ class Cluster:
             pause = min(2 * pause, 0.4)
         raise TimeoutError(f"{chain} still runs; heard: {heard}; jobs: {self.server.jobs()}")
 
+    def run(self, command: str, word: str = "success") -> str:
+        """Submit a job, whose chain must end in that word; return all that a user heard."""
+        found, heard = self.end(self.submit(command))
+        assert found == word, heard
+        return heard
+
+    def seen(self, name: str = "seen") -> dict[str, str]:
+        """Return the variables that a job wrote to a file by ``env``."""
+        lines = (self.folder / name).read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
     def wait(self, state: str, number: int = 1, seconds: float = 10) -> dict[str, Any]:
         """Wait until the server has a job in a state, and return it."""
         deadline = time.monotonic() + seconds

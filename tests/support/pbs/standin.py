@@ -1,19 +1,7 @@
 """Commands that behave like those of PBS Pro (qsub, qstat, qdel, qselect) and like a site's mpiexec, on this machine.
 
-The folder named by PBS_STANDIN contains the server's state; ``behavior.json`` in it makes the server misbehave:
-
-start_seconds     seconds that a job waits in the queue (0)
-minute_seconds    length of a minute of a job's time limit, in seconds (60)
-grace_seconds     seconds between SIGTERM and SIGKILL (5)
-kill_status       Exit_status of a job that ran out of time: -29, or 271 for older servers
-out_of_time       numbers of jobs whose time is up now
-hold, vanish      numbers of jobs that are put on hold, or killed and forgotten while they run
-refuse            answers to the next calls of qsub, one after the other: [message, exit code]
-lose_answer       numbers of jobs that are accepted, although qsub reports that the server is away
-silent            number of calls of qstat that get no answer
-live_jobs         most jobs that a user may have waiting and running
-forget            whether the history omits finished jobs
-mpiexec_code      the exit code of mpiexec if a rank fails, in place of the rank's own
+The folder named by PBS_STANDIN contains the server's state; ``behavior.json`` in it changes `DEFAULTS`: the server
+misbehaves.
 """
 
 from __future__ import annotations
@@ -33,19 +21,19 @@ from pathlib import Path
 from typing import Any
 
 DEFAULTS = {
-    "start_seconds": 0.0,
-    "minute_seconds": 60.0,
-    "grace_seconds": 5.0,
-    "kill_status": -29,
-    "out_of_time": [],
-    "hold": [],
-    "vanish": [],
-    "refuse": [],
-    "lose_answer": [],
-    "silent": 0,
-    "live_jobs": 1000,
-    "forget": False,
-    "mpiexec_code": None,
+    "start_seconds": 0.0,  # that a job waits in the queue
+    "minute_seconds": 60.0,  # the length of a minute of a job's time limit
+    "grace_seconds": 5.0,  # between SIGTERM and SIGKILL
+    "kill_status": -29,  # Exit_status of a job that ran out of time; 271 for older servers
+    "out_of_time": [],  # numbers of jobs whose time is up now
+    "hold": [],  # numbers of jobs that are put on hold
+    "vanish": [],  # numbers of jobs that are killed and forgotten while they run
+    "refuse": [],  # answers to the next calls of qsub, one after the other: [message, exit code]
+    "lose_answer": [],  # numbers of jobs that are accepted, although qsub reports that the server is away
+    "silent": 0,  # calls of qstat that get no answer
+    "live_jobs": 1000,  # the most jobs that a user may have waiting and running
+    "forget": False,  # whether the history omits finished jobs
+    "mpiexec_code": None,  # the exit code of mpiexec if a rank fails, in place of the rank's own
 }
 UNKNOWN, FINISHED, AWAY = 153, 35, 255
 LIMIT = "qsub: would exceed queue prod's per-user limit of jobs in 'Q' state"

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 
+from baselines import available
 from workflow.bench.plan import add_arguments, load_from
-from workflow.bench.probes._models import BASE, check_labels
+from workflow.bench.probes._models import BASE, VARIANTS
 from workflow.bench.support import provenance
 from workflow.bench.support.command_line import refuse_unwritable, run_command
-from workflow.bench.support.config import ConfigError
+from workflow.bench.support.config import ConfigError, did_you_mean
 from workflow.bench.support.cost_line import print_cost
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.source_code import probe_fingerprint
@@ -58,7 +59,11 @@ def run(
     def work(options: argparse.Namespace) -> None:
         refuse_unwritable("--out", options.out)
         plan = load_from(options)
-        labels = (check_labels(options.optimizers),) if optimizers else ()
+        known = {BASE, *VARIANTS, *available()}
+        labels = (options.optimizers,) if optimizers else ()
+        for label in options.optimizers if optimizers else ():
+            if label not in known:
+                raise ConfigError(f"optimizer = '{label}': unknown; {did_you_mean(label, known)}")
         if uses_gpu and plan.tier.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"tier = '{plan.tier.name}': its probes need a GPU, but PyTorch finds none")
         # All measurements of a tier have the same threads, whatever OMP_NUM_THREADS says here.

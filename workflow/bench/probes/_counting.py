@@ -127,22 +127,15 @@ class Counts:
 
     def minus(self, other: Counts) -> Counts:
         """Return what this adds to ``other``, which does part of the same work."""
-        return self._combined(other, -1)
-
-    def plus(self, other: Counts) -> Counts:
-        """Return the counts of both."""
-        return self._combined(other, 1)
-
-    def _combined(self, other: Counts, sign: int) -> Counts:
         found: dict[str, Any] = {}
         for name, one in vars(self).items():
-            added = getattr(other, name)
+            taken = getattr(other, name)
             if isinstance(one, Counter):
                 # Counter's own operators would drop what is less than nothing.
-                sums = {key: one[key] + sign * added[key] for key in {**one, **added}}
-                found[name] = Counter({key: number for key, number in sums.items() if number})
+                rest = {key: one[key] - taken[key] for key in {**one, **taken}}
+                found[name] = Counter({key: number for key, number in rest.items() if number})
             else:
-                found[name] = one + sign * added
+                found[name] = one - taken
         return Counts(**found)
 
 

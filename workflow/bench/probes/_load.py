@@ -11,21 +11,15 @@ from typing import Final, NamedTuple
 STAT: Final = Path("/proc/stat")
 
 
-class CpuTime(NamedTuple):
-    """Seconds of some CPUs since the system started."""
+class Reading(NamedTuple):
+    """Seconds of this process's CPUs since the start of the system, and of the process with its ended children."""
 
     busy: float
     total: float
-
-
-class Reading(NamedTuple):
-    """CPU times at one moment: of this process's CPUs, and of this process with its children that have ended."""
-
-    cpus: CpuTime
     own: float
 
 
-def cpu_time(stat: str, cpus: Collection[int], ticks_a_second: int) -> CpuTime:
+def cpu_time(stat: str, cpus: Collection[int], ticks_a_second: int) -> tuple[float, float]:
     """Return the busy and the total seconds of some CPUs from the text of ``/proc/stat``.
 
     Time that the hypervisor gave to other machines (steal) is busy, since it slows this process down as well.
@@ -36,7 +30,7 @@ def cpu_time(stat: str, cpus: Collection[int], ticks_a_second: int) -> CpuTime:
         if name in wanted:
             ticks = [int(field) for field in fields[:8]]  # guest time, which follows, is part of user time
             busy, total = busy + sum(ticks) - ticks[3] - ticks[4], total + sum(ticks)
-    return CpuTime(busy / ticks_a_second, total / ticks_a_second)
+    return busy / ticks_a_second, total / ticks_a_second
 
 
 class OtherLoad:
@@ -53,10 +47,10 @@ class OtherLoad:
 
 def share_of_others(before: Reading, after: Reading) -> float | None:
     """Return the share of the cores that other processes took between two readings; None if no time is recorded."""
-    total = after.cpus.total - before.cpus.total
+    total = after.total - before.total
     if total <= 0:
         return None
-    others = after.cpus.busy - before.cpus.busy - (after.own - before.own)
+    others = after.busy - before.busy - (after.own - before.own)
     return min(max(others / total, 0.0), 1.0)
 
 
@@ -68,4 +62,4 @@ def _reading() -> Reading | None:
         return None
     cpus = cpu_time(stat, os.sched_getaffinity(0), os.sysconf("SC_CLK_TCK"))
     children = os.times()
-    return Reading(cpus, time.process_time() + children.children_user + children.children_system)
+    return Reading(*cpus, time.process_time() + children.children_user + children.children_system)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -21,13 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from baselines import available, limits, method_class
+from baselines import limits, method_class
 from mkor_core import Method
 from workflow.bench import workloads
 from workflow.bench.data.batches import Batch, temporary_seed
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import PLAIN_PRECISION, Run
-from workflow.bench.support.config import ConfigError, did_you_mean
 from workflow.bench.workloads.base import to_device_of
 
 EXPERIMENTS: Final = {
@@ -73,16 +73,15 @@ class ProbeModel:
 
 
 class _RandomData(TrainingData):
-    """Models and batches that depend on a seed alone."""
+    """Models and batches that depend on a seed alone; make: returns a new model on the default device."""
+
+    def __init__(self, make: Callable[[], nn.Module], batch_size: int) -> None:
+        self.make, self.batch_size = make, batch_size
 
     @override
     def model(self, seed: int) -> nn.Module:
         with temporary_seed(seed):
-            return self.architecture()
-
-    def architecture(self) -> nn.Module:
-        """Return a new model in training mode, on the default device."""
-        raise NotImplementedError
+            return self.make().train()
 
     @override
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
@@ -105,20 +104,13 @@ class RandomTokens(_RandomData):
     exclude: tuple[str, ...] = (r"cls\.predictions",)
 
     def __init__(self, *, batch_size: int, sequence_length: int, **config: Any) -> None:
-        self.batch_size = batch_size
-        self._length = sequence_length
-        self._config = config
-
-    @override
-    def architecture(self) -> nn.Module:
-        from workflow.bench.workloads.bert import BertConfig, BertForPreTraining
-
-        return BertForPreTraining(BertConfig(**self._config)).train()
+        super().__init__(partial(_bert, config), batch_size)
+        self._length, self._vocabulary = sequence_length, config["vocab_size"]
 
     @override
     def batch(self, generator: torch.Generator) -> Batch:
         shape = (self.batch_size, self._length)
-        tokens = torch.randint(self._config["vocab_size"], shape, generator=generator)
+        tokens = torch.randint(self._vocabulary, shape, generator=generator)
         order = torch.rand(shape, generator=generator).argsort(1)
         # -100 is ignored by the cross-entropy.
         labels = torch.where(order < min(PREDICTIONS, self._length), tokens, -100)
@@ -137,14 +129,8 @@ class RandomImages(_RandomData):
     exclude: tuple[str, ...] = ()
 
     def __init__(self, make: Callable[[], nn.Module], *, batch_size: int, size: int, classes: int) -> None:
-        self.batch_size = batch_size
-        self._make = make
-        self._size = size
-        self._classes = classes
-
-    @override
-    def architecture(self) -> nn.Module:
-        return self._make().train()
+        super().__init__(make, batch_size)
+        self._size, self._classes = size, classes
 
     @override
     def batch(self, generator: torch.Generator) -> Batch:
@@ -155,6 +141,12 @@ class RandomImages(_RandomData):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         on_device = to_device_of(model, batch)
         return functional.cross_entropy(model(on_device["images"]), on_device["classes"])
+
+
+def _bert(config: Mapping[str, Any]) -> nn.Module:
+    from workflow.bench.workloads.bert import BertConfig, BertForPreTraining
+
+    return BertForPreTraining(BertConfig(**config))
 
 
 def resnet50() -> nn.Module:
@@ -187,23 +179,19 @@ def probe_models(plan: Plan) -> list[ProbeModel]:
             ProbeModel("bert", bert_large(batch_size=8), "lamb", 4e-3, precision_of(plan, "bert")),
             ProbeModel("resnet", images, "sgd", 0.1, precision_of(plan, "resnet")),
         ]
-    models = (
-        _of_experiment(plan, *each)
-        for each in (("bert", "lamb", 0.01), ("resnet", "sgd", 0.1), ("autoencoder", "sgd", 10.0))
-    )
-    return [model for model in models if model is not None]
+    known = (("bert", "lamb", 0.01), ("resnet", "sgd", 0.1), ("autoencoder", "sgd", 10.0))
+    return [model for each in known for model in _of_experiment(plan, *each)]
 
 
 def alexnet(plan: Plan) -> list[ProbeModel]:
     """Return AlexNet, which probes of time and memory leave out, on a CPU; none if the plan lacks its experiment."""
-    model = _of_experiment(plan, "alexnet", "sgd", 0.01) if plan.tier.device == "cpu" else None
-    return [] if model is None else [model]
+    return _of_experiment(plan, "alexnet", "sgd", 0.01) if plan.tier.device == "cpu" else []
 
 
-def _of_experiment(plan: Plan, name: str, base: str, lr: float) -> ProbeModel | None:
-    """Return a model with its experiment's workload; None if the plan lacks the experiment."""
+def _of_experiment(plan: Plan, name: str, base: str, lr: float) -> list[ProbeModel]:
+    """Return a model with its experiment's workload; none if the plan lacks the experiment."""
     parameters = workload_of(plan, name)
-    return ProbeModel(name, workloads.create(**parameters), base, lr, precision_of(plan, name)) if parameters else None
+    return [ProbeModel(name, workloads.create(**parameters), base, lr, precision_of(plan, name))] if parameters else []
 
 
 def workload_of(plan: Plan, name: str) -> dict[str, Any]:
@@ -288,19 +276,6 @@ class TimedOptimizer:
         return workers == 1 or "data_parallel" not in limits(self.method)
 
 
-def check_labels(labels: Sequence[str]) -> Sequence[str]:
-    """Return the labels if all are known.
-
-    Raises:
-        ConfigError: no variant and no file in ``baselines/`` has one of the names.
-    """
-    known = {BASE, *VARIANTS, *available()}
-    for label in labels:
-        if label not in known:
-            raise ConfigError(f"optimizer = '{label}': unknown; {did_you_mean(label, known)}")
-    return labels
-
-
 def variant_of(label: str) -> Variant:
     """Return the variant that a label stands for."""
     return VARIANTS.get(label, Variant(label, {}))
@@ -317,7 +292,6 @@ def method_of(label: str, period: int | None = None) -> Method | None:
 
 
 def _period_given(method: str, period: int | None) -> dict[str, int]:
-    """Return the refresh period as a hyperparameter; nothing for None, or if the method has no such period."""
     name = period_field(method)
     return {} if name is None or period is None else {name: period}
 

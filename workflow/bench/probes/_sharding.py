@@ -30,8 +30,8 @@ from mkor_core.mkor import MKOR
 from mkor_core.ranks.assignment import assign, make_grid
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.probes._costs import FLOAT, CostedLayer
+from workflow.bench.probes._counting import META
 from workflow.bench.probes._models import PERIOD, method_of
-from workflow.bench.probes._state_bytes import META
 
 Placement = Literal["replicated", "blocks", "owners"]
 Layers = tuple[CostedLayer, ...]

@@ -16,13 +16,12 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from baselines import build_optimizer
-from mkor_core import Method
+from mkor_core import Method, Preconditioner
 from mkor_core.capture.discovery import find_layers
 from mkor_core.capture.statistics import Captured, LayerShape, Rows, join_rows
 from mkor_core.saving.entries import without_preconditioner
+from workflow.bench.probes._counting import META
 from workflow.bench.probes._models import ProbeModel, TimedOptimizer
-
-META = torch.device("meta")
 
 
 class LayerRows(NamedTuple):
@@ -74,6 +73,12 @@ def first_order_bytes(optimizer: Optimizer) -> dict[str, int]:
             if tensors := [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]:
                 sizes[name] += sum(tensor.nbytes for tensor in tensors)
     return dict(sizes)
+
+
+def all_bytes(optimizer: Optimizer, preconditioner: Preconditioner | None) -> int:
+    """Return the bytes of the state of an optimizer and its preconditioner."""
+    own = sum(first_order_bytes(optimizer).values())
+    return own + (0 if preconditioner is None else preconditioner.memory_bytes())
 
 
 def computed_first_order_bytes(model: ProbeModel, optimizer: TimedOptimizer) -> dict[str, int]:

@@ -32,9 +32,10 @@ from mkor_core.ranks import comm
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks, _sharding
 from workflow.bench.probes._costs import FLOAT, CostedLayer
+from workflow.bench.probes._counting import META
 from workflow.bench.probes._ranks import parallelize, preconditioner_of
 from workflow.bench.probes._sharding import Setup
-from workflow.bench.probes._state_bytes import META, captured
+from workflow.bench.probes._state_bytes import captured
 
 USES_GPU: Final = False
 TIMING: Final = True

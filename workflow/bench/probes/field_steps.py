@@ -35,7 +35,7 @@ from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.probes import _command, _ranks
 from workflow.bench.probes._counting import Counting, Counts
-from workflow.bench.probes._state_bytes import first_order_bytes
+from workflow.bench.probes._state_bytes import all_bytes
 from workflow.bench.workloads.base import Workload
 
 EXPERIMENTS: Final = (
@@ -81,7 +81,7 @@ class TrainedMethod:
 
     def __init__(self, run: Run, data: Workload) -> None:
         self.model = data.model(run.seed)
-        self.optimizer, self._preconditioner = build(run.method, self.model, run.hyperparameters, exclude=data.exclude)
+        self.optimizer, self.preconditioner = build(run.method, self.model, run.hyperparameters, exclude=data.exclude)
         self._data, self._batches = data, data.batches(run.seed)
 
     def backward(self) -> None:
@@ -89,19 +89,14 @@ class TrainedMethod:
         self.optimizer.zero_grad()
         loss = self._data.loss(self.model, next(self._batches))
         loss.backward()
-        if self._preconditioner is not None:
-            self._preconditioner.observe(loss)
+        if self.preconditioner is not None:
+            self.preconditioner.observe(loss)
 
     def train(self, steps: int) -> None:
         """Train some steps."""
         for _ in range(steps):
             self.backward()
             self.optimizer.step()
-
-    def state_bytes(self) -> int:
-        """Return the bytes of all state."""
-        own = sum(first_order_bytes(self.optimizer).values())
-        return own + (0 if self._preconditioner is None else self._preconditioner.memory_bytes())
 
 
 def plain_counts(run: Run, data: Workload) -> Counts:
@@ -189,7 +184,7 @@ def _row(
     return Row(
         *(experiment, run.workload, label, run.id),
         parameter_bytes=sum(weight.nbytes for weight in trained.model.parameters()),
-        state_bytes=trained.state_bytes(),
+        state_bytes=all_bytes(trained.optimizer, trained.preconditioner),
         operations=added.operations / COUNTED,
         kernels=added.kernels / COUNTED,
         moved_bytes=added.bytes / COUNTED,

@@ -40,12 +40,11 @@ from torch import Tensor
 from mkor_core import MKOR
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
-from workflow.bench.probes.numerics import METHODS, dtype_name, next_factor
+from workflow.bench.probes.numerics import METHODS, SEQUENCES, dtype_name, next_factor, random_vectors
 
 USES_GPU: Final = False
 DTYPES: Final = (torch.float16, torch.bfloat16)
 ARITHMETICS: Final = ("stored", "half")
-SEQUENCES: Final = ("independent", "persistent mean")
 DIMENSIONS: Final = (16, 64, 256)
 TRIALS: Final = 6
 UPDATES: Final = 10_000
@@ -88,11 +87,8 @@ def updated(method: MKOR, inverse: Tensor, vector: Tensor, arithmetic: str) -> T
 
 def vectors(number: int, dimension: int, trial: int, sequence: str) -> Tensor:
     """Return ``[number, dimension]`` float64 vectors; the scales of the trials are log-spaced from 0.1 to 10."""
-    generator = torch.Generator().manual_seed(trial)
     scale = 10 ** (2 * trial / max(TRIALS - 1, 1) - 1)
-    noise = torch.randn(number, dimension, generator=generator, dtype=torch.float64)
-    mean = torch.randn(dimension, generator=generator, dtype=torch.float64) if sequence == "persistent mean" else 0
-    return scale * (noise + mean) / dimension**0.5
+    return random_vectors(number, dimension, sequence, scale, torch.Generator().manual_seed(trial))
 
 
 def update_errors(method: MKOR, dimensions: Iterable[int] = DIMENSIONS) -> Iterator[Row]:
@@ -114,11 +110,10 @@ def update_errors(method: MKOR, dimensions: Iterable[int] = DIMENSIONS) -> Itera
         yield Row("error", *rule, dtype_name(dtype), arithmetic, sequence, dimension, trial, error, bound, largest)
 
 
-def finite_updates(
-    method: MKOR, number: int = UPDATES, trials: Iterable[int] = (TRIALS - 1,), check: str = "finite"
-) -> Iterator[Row]:
-    """Yield the rows of a check for finite factors; by default for the largest vectors, the most difficult ones."""
-    for dtype, arithmetic, sequence, trial in itertools.product(DTYPES, ARITHMETICS, SEQUENCES, trials):
+def finite_updates(method: MKOR, number: int = UPDATES, check: str = "finite") -> Iterator[Row]:
+    """Yield the rows of a check for finite factors, for the largest vectors, the most difficult ones."""
+    trial = TRIALS - 1
+    for dtype, arithmetic, sequence in itertools.product(DTYPES, ARITHMETICS, SEQUENCES):
         inverse = torch.eye(FINITE_DIMENSION, dtype=dtype)
         done = number
         for index, vector in enumerate(vectors(number, FINITE_DIMENSION, trial, sequence).to(dtype)):

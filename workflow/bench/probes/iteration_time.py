@@ -29,16 +29,8 @@ from workflow.bench import workloads
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Job
-from workflow.bench.probes import _command, _timing
-from workflow.bench.probes._models import (
-    ProbeModel,
-    TimedOptimizer,
-    optimizers,
-    period_field,
-    probe_models,
-    variant_of,
-    wide_autoencoder,
-)
+from workflow.bench.probes import _command, _models, _timing
+from workflow.bench.probes._models import ProbeModel, TimedOptimizer
 from workflow.bench.probes._timing import PhaseTimes, TimedLoop, in_groups
 
 EXPERIMENTS: Final = {"autoencoder_inversion": "autoencoder", "bert_inversion": "bert"}
@@ -86,7 +78,7 @@ class PeriodSweep:
     def at(self, period: int) -> TimedOptimizer:
         """Return the optimizer at a period."""
         nearest = min(self.by_period, key=lambda known: abs(known - period))
-        name = period_field(self.method)
+        name = _models.period_field(self.method)
         assert name is not None  # see `sweeps`
         # At a hundredth of the learning rate a step takes equally long, and training cannot diverge meanwhile.
         values = {**self.by_period[nearest], name: period, "lr": self.by_period[nearest]["lr"] / 100}
@@ -101,7 +93,7 @@ def sweeps(plan: Plan, labels: Sequence[str]) -> list[PeriodSweep]:
     """
     models: list[tuple[ProbeModel, Mapping[str, Job]]] = []
     if plan.tier.device == "cuda":
-        models = [(model, {}) for model in probe_models(plan)]
+        models = [(model, {}) for model in _models.probe_models(plan)]
     for experiment, name in EXPERIMENTS.items() if plan.tier.device == "cpu" else ():
         if experiment in plan.experiments:
             jobs = plan.experiments[experiment].jobs
@@ -111,18 +103,18 @@ def sweeps(plan: Plan, labels: Sequence[str]) -> list[PeriodSweep]:
             if name == "autoencoder":
                 # Once more with wide layers, since the paper's are wide: with narrow ones the time of a decomposition
                 # hides behind the rest of the step.
-                models.append((wide_autoencoder(plan, WIDE, lr), jobs))
+                models.append((_models.wide_autoencoder(plan, WIDE, lr), jobs))
     found = (sweep_of(model, label, jobs) for model, jobs in models for label in dict.fromkeys([*jobs, *labels]))
     return [sweep for sweep in found if sweep is not None]
 
 
 def sweep_of(model: ProbeModel, label: str, jobs: Mapping[str, Job]) -> PeriodSweep | None:
     """Return a label's optimizer on a model, with its job's hyperparameters if it has one; None without a period."""
-    variant = variant_of(label)
+    variant = _models.variant_of(label)
     job = jobs.get(label) or jobs.get(variant.method)
-    (default,) = optimizers(model, model.lr, [label], period=CYCLE)
+    (default,) = _models.optimizers(model, model.lr, [label], period=CYCLE)
     method = default.method if job is None else job.runs[0].method
-    period = period_field(method)
+    period = _models.period_field(method)
     if period is None:
         return None
     if job is None:

@@ -25,23 +25,9 @@ from typing import Final, NamedTuple
 import torch
 
 from workflow.bench.plan import Plan
-from workflow.bench.probes import _command, _ranks
+from workflow.bench.probes import _command, _models, _ranks, _state_bytes
 from workflow.bench.probes._costs import FLOAT
-from workflow.bench.probes._models import (
-    BASE,
-    ProbeModel,
-    TimedOptimizer,
-    optimizers,
-    probe_models,
-    wide_autoencoder,
-    workload_of,
-)
-from workflow.bench.probes._state_bytes import (
-    computed_first_order_bytes,
-    first_order_bytes,
-    preconditioner_bytes,
-    rows_by_layer,
-)
+from workflow.bench.probes._models import ProbeModel, TimedOptimizer
 from workflow.bench.probes._timing import SAFE_RATE, TimedLoop
 from workflow.bench.training.peak_memory import peak_memory_bytes, reset_peak_memory
 
@@ -101,12 +87,13 @@ Sizes = tuple[str, str | None, int, int | None]
 
 def _states(model: ProbeModel, optimizer: TimedOptimizer, loop: TimedLoop) -> Iterator[Sizes]:
     """Yield the tensors of the base optimizer's state and of the preconditioner's."""
-    (base,) = [optimizer] if loop.preconditioner is None else optimizers(model, SAFE_RATE, [BASE])
-    states = {"first_order_state": (first_order_bytes(loop.optimizer), computed_first_order_bytes(model, base))}
+    (base,) = [optimizer] if loop.preconditioner is None else _models.optimizers(model, SAFE_RATE, [_models.BASE])
+    kept = _state_bytes.first_order_bytes(loop.optimizer)
+    states = {"first_order_state": (kept, _state_bytes.computed_first_order_bytes(model, base))}
     if loop.preconditioner is not None:
         measured = loop.preconditioner.memory_by_tensor()
-        layers = rows_by_layer(loop.model, model.data.exclude, loop.step)
-        states["preconditioner_state"] = measured, preconditioner_bytes(loop.preconditioner.method, layers)
+        layers = _state_bytes.rows_by_layer(loop.model, model.data.exclude, loop.step)
+        states["preconditioner_state"] = measured, _state_bytes.preconditioner_bytes(loop.preconditioner.method, layers)
     for quantity, (measured, computed) in states.items():
         for tensor in {**measured, **computed}:
             yield quantity, tensor, measured.get(tensor, 0), computed.get(tensor)
@@ -114,16 +101,16 @@ def _states(model: ProbeModel, optimizer: TimedOptimizer, loop: TimedLoop) -> It
 
 def models(plan: Plan) -> list[ProbeModel]:
     """Return a plan's models; on a CPU the autoencoder is a wide one."""
-    chosen = [model for model in probe_models(plan) if model.name != "autoencoder"]
-    if plan.tier.device == "cpu" and workload_of(plan, "autoencoder"):
-        chosen.append(wide_autoencoder(plan, WIDE, SAFE_RATE))
+    chosen = [model for model in _models.probe_models(plan) if model.name != "autoencoder"]
+    if plan.tier.device == "cpu" and _models.workload_of(plan, "autoencoder"):
+        chosen.append(_models.wide_autoencoder(plan, WIDE, SAFE_RATE))
     return chosen
 
 
 def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS) -> Iterator[Row]:
     """Yield all rows of a plan's tier."""
     for model in models(plan):
-        for optimizer in optimizers(model, SAFE_RATE, labels):
+        for optimizer in _models.optimizers(model, SAFE_RATE, labels):
             (of_optimizer,) = _ranks.run(1, rows, model, optimizer, plan.tier.device, plan.hardware)
             yield from of_optimizer
 

@@ -32,7 +32,9 @@ from workflow.bench.probes import _command
 USES_GPU: Final = False
 METHODS: Final = tuple(MKOR(update_rule=rule) for rule in get_args(get_type_hints(MKOR)["update_rule"]))
 """MKOR with each of its update rules, which linalg implements under the same names."""
+SEQUENCES: Final = ("independent", "persistent mean")
 TRIALS: Final = 8
+"""A trial of C20 has one scale from 0.1 to 10."""
 UPDATES: Final = 200
 INVERSE_BOUND: Final = 1e-6  # the limit of C21 in workflow/paper/claims.csv
 TRAINING_STEPS: Final = 400
@@ -57,10 +59,11 @@ class Row(NamedTuple):
 def smallest_eigenvalues(method: MKOR, dimensions: Iterable[int] = (4, 16, 64)) -> Iterator[Row]:
     """Yield C20's rows: MKOR's factors over sequences of vectors, half of them around a persistent mean."""
     for dtype, dimension, trial in itertools.product((torch.float64, torch.float32), dimensions, range(TRIALS)):
-        persistent = trial % 2 == 1
-        vectors = _sequence(dimension, trial, persistent).to(dtype)
-        value, updates = _follow(method, vectors)
-        sequence = "persistent mean" if persistent else "independent"
+        sequence = SEQUENCES[trial % 2]
+        generator = torch.Generator().manual_seed(trial)
+        scale = (10 ** (2 * torch.rand((), generator=generator, dtype=torch.float64) - 1)).item()
+        vectors = random_vectors(UPDATES, dimension, sequence, scale, generator)
+        value, updates = _follow(method, vectors.to(dtype))
         about = method.update_rule, dtype_name(dtype), dimension, trial
         yield Row("C20", *about, value, 0.0, sequence, updates, UPDATES)
 
@@ -112,13 +115,11 @@ def descent_cosines(method: MKOR, steps: int = TRAINING_STEPS) -> Iterator[Row]:
         yield Row("C23", method.update_rule, "float32", size, step, value, 0.0, "training", len(rows), steps)
 
 
-def _sequence(dimension: int, trial: int, persistent: bool) -> Tensor:
-    """Return ``[UPDATES, dimension]`` random vectors; each trial has one scale from 0.1 to 10."""
-    generator = torch.Generator().manual_seed(trial)
-    scale = 10 ** (2 * torch.rand((), generator=generator, dtype=torch.float64) - 1)
-    directions = torch.randn(UPDATES, dimension, generator=generator, dtype=torch.float64)
-    mean = torch.randn(dimension, generator=generator, dtype=torch.float64) if persistent else 0
-    return scale * (directions + mean) / dimension**0.5
+def random_vectors(number: int, dimension: int, sequence: str, scale: float, generator: torch.Generator) -> Tensor:
+    """Return ``[number, dimension]`` float64 vectors of one of the `SEQUENCES`."""
+    noise = torch.randn(number, dimension, generator=generator, dtype=torch.float64)
+    mean = torch.randn(dimension, generator=generator, dtype=torch.float64) if sequence == "persistent mean" else 0
+    return scale * (noise + mean) / dimension**0.5
 
 
 def _follow(method: MKOR, vectors: Tensor) -> tuple[float, int]:

@@ -226,30 +226,26 @@ def of_pieces(setup: Setup, model: Model, ranks: int, amounts: Amounts) -> dict[
     return {**found, "update": amounts.update(parameters)}
 
 
-def floor_ms(system: System) -> Amounts:
-    """Return the times at the floor; LAMB's update is taken as AdamW's, and decompositions have a rate of their own."""
-    here = machine(system)
-
-    def refresh(method: Method, layer: CostedLayer) -> float:
-        costs = refresh_costs(method, layer)
-        if isinstance(method, KAISA):
-            operations = sum(cost.operations for cost in costs)
-            return 1000 * operations / (system.gpu.float32 * system.assumed.decompositions)
-        return _costs.least_ms(costs, here)
-
+def at_floor(measure: Callable[[LayerCost], float]) -> Amounts:
+    """Return the least amounts, as ``measure`` returns them of a cost; LAMB's update is taken as AdamW's."""
     return Amounts(
-        refresh,
-        lambda method, layer, rows: layer_cost(method, layer._replace(m=rows)).milliseconds(here),
-        lambda parameters: _costs.adamw(CostedLayer(parameters, 1)).milliseconds(here),
+        lambda method, layer: sum(map(measure, refresh_costs(method, layer))),
+        lambda method, layer, rows: measure(layer_cost(method, layer._replace(m=rows))),
+        lambda parameters: measure(_costs.adamw(CostedLayer(parameters, 1))),
     )
 
 
-FLOOR_BYTES: Final = Amounts(
-    lambda method, layer: sum(cost.bytes for cost in refresh_costs(method, layer)),
-    lambda method, layer, rows: layer_cost(method, layer._replace(m=rows)).bytes,
-    lambda parameters: _costs.adamw(CostedLayer(parameters, 1)).bytes,
-)
-"""The bytes that must be read and written at least."""
+def floor_ms(system: System) -> Amounts:
+    """Return the times at the floor; decompositions have a rate of their own."""
+    amounts = at_floor(partial(LayerCost.milliseconds, machine=machine(system)))
+
+    def refresh(method: Method, layer: CostedLayer) -> float:
+        if not isinstance(method, KAISA):
+            return amounts.refresh(method, layer)
+        operations = _costs.decompose_kaisa(layer).operations
+        return 1000 * operations / (system.gpu.float32 * system.assumed.decompositions)
+
+    return amounts._replace(refresh=refresh)
 
 
 def counted(model: Model, measure: Callable[[CountedWork], float]) -> Amounts:
@@ -316,22 +312,22 @@ def rows_of(setup: Setup, model: Model, ranks: int) -> Iterator[Row]:
         "state_bytes": state,
         "sent_bytes": _sharding.most_sent_bytes(setup, model.layers, ranks),
         "gradient_bytes": gradient_bytes(setup, model),
-        "bytes_floor": sum(pieces(FLOOR_BYTES).values()),
+        "bytes_floor": sum(pieces(at_floor(lambda cost: cost.bytes)).values()),
         "bytes_counted": sum(pieces(counted(model, lambda work: work.bytes)).values()),
     }
     for system in _links.systems():
-        at_floor = pieces(floor_ms(system))
+        floor = pieces(floor_ms(system))
         parts = {
             "compute_ms": compute_ms(model, system, ranks),
             "capture_ms": capture_ms(setup.method, model, system, ranks),
-            "factor_ms": at_floor["factor"],
-            "precondition_ms": at_floor["precondition"],
+            "factor_ms": floor["factor"],
+            "precondition_ms": floor["precondition"],
             "communication_ms": communication_ms(setup, model, system, ranks),
-            "update_ms": at_floor["update"],
+            "update_ms": floor["update"],
             "gradients_ms": gradients_ms(setup, model, system, ranks),
         }
         by_code = pieces(counted(model, partial(CountedWork.milliseconds, system=system)))
-        above = sum(ms - at_floor[piece] for piece, ms in by_code.items())
+        above = sum(ms - floor[piece] for piece, ms in by_code.items())
         yield Row(
             source="model",
             system=system.name,

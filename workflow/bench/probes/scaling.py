@@ -28,15 +28,8 @@ import torch
 
 from mkor_core.ranks import comm
 from workflow.bench.plan import Plan
-from workflow.bench.probes import _command, _ranks
-from workflow.bench.probes._models import (
-    PERIOD,
-    ProbeModel,
-    TimedOptimizer,
-    optimizers,
-    probe_models,
-    wide_autoencoder,
-)
+from workflow.bench.probes import _command, _models, _ranks
+from workflow.bench.probes._models import ProbeModel, TimedOptimizer
 from workflow.bench.probes._timing import PHASES, SAFE_RATE, PhaseTimes, TimedLoop, over_ranks
 from workflow.bench.support.provenance import usable_cores
 
@@ -88,10 +81,10 @@ def train(model: ProbeModel, chosen: Sequence[TimedOptimizer], device: str, repe
         loop.times(0)
     for _ in range(repeats):
         for label, loop in loops.items():
-            measured[label].cycles.append(loop.times(PERIOD))
+            measured[label].cycles.append(loop.times(_models.PERIOD))
     # Bytes are counted in steps of their own: they do not vary, and counting them is not part of a timed step.
     for label, loop in loops.items():
-        for _ in range(PERIOD):
+        for _ in range(_models.PERIOD):
             comm.reset_bytes_sent()
             loop.step()
             measured[label].sent.append(comm.bytes_sent())
@@ -145,12 +138,12 @@ def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS) -> Iterator[Row]:
     """Yield all rows of a plan's tier: of a wide autoencoder on a CPU, of ResNet-50 on a GPU."""
     device = plan.tier.device
     if device == "cuda":
-        model = next(model for model in probe_models(plan) if model.name == "resnet")
+        model = next(model for model in _models.probe_models(plan) if model.name == "resnet")
     else:
-        model = wide_autoencoder(plan, HIDDEN, SAFE_RATE, batch_size=GLOBAL_BATCH)
+        model = _models.wide_autoencoder(plan, HIDDEN, SAFE_RATE, batch_size=GLOBAL_BATCH)
     most = max(usable_cores(), LEAST_WORKERS)
     workers = [number for number in WORKERS[device] if number <= most]
-    return rows(model, optimizers(model, SAFE_RATE, labels), device, plan.hardware, workers)
+    return rows(model, _models.optimizers(model, SAFE_RATE, labels), device, plan.hardware, workers)
 
 
 if __name__ == "__main__":
