@@ -14,7 +14,7 @@ from tests.support.synthetic_claims import conditions, descents, runs_to_target,
 from tests.support.synthetic_probes import step_time
 from workflow.bench.analysis.estimates import difference_over_studies, mean_ratio, studies_of, study_means
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.target_sweep import SHARES, Course, TargetSweep, target_sweep
+from workflow.bench.analysis.time_to_target import SHARES, Course, TargetSweep, target_sweep
 from workflow.bench.claims.decision import Trained
 from workflow.bench.claims.time_to_target import part_of
 

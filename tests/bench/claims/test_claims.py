@@ -330,7 +330,7 @@ def test_the_table_names_everything_that_the_claims_read(root):
 
 def test_a_package_s_files_are_sources_of_what_imports_it():
     files = {file.as_posix() for file in sources(describe("tables", "claims").module)}
-    for name in ("__init__", "decision", "numerics", "rank1", "costs", "pretraining", "time_to_target"):
+    for name in ("__init__", "decision", "numerics", "rank1", "costs", "time_to_target"):
         assert any(file.endswith(f"workflow/bench/claims/{name}.py") for file in files), name
 
 

@@ -13,7 +13,7 @@ from tests.support.synthetic_claims import NO_METRICS, NO_RUNS, conditions, desc
 from tests.support.synthetic_probes import step_time
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.claims.decision import Decision, Trained
-from workflow.bench.claims.pretraining import Evidence, decide_hybrid_time, decide_iterations_to_target
+from workflow.bench.claims.time_to_target import Evidence, decide_hybrid_time, decide_iterations_to_target
 
 STEP_MS = {"lamb": 100.0, "mkor_h": 100.0, "kaisa": 200.0, "kaisa_1000": 200.0}
 BERT, AUTOENCODER, SQUAD = "bert_pretraining", "autoencoder_lamb", "bert_squad"

@@ -12,7 +12,7 @@ from tests.support.synthetic_claims import NO_RUNS, conditions, swept, untrained
 from tests.support.synthetic_probes import step_time
 from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.target_sweep import SweptRatio
+from workflow.bench.analysis.time_to_target import SweptRatio
 from workflow.bench.claims.decision import Decision, Trained
 from workflow.bench.claims.time_to_target import decide_speedup, part_of
 

@@ -62,10 +62,6 @@ class KroneckerRnn(NextToken):
 
     exclude = (r"^scores$",)
 
-    def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
-        factor_sizes(parameters)  # refuses impossible sizes before any data is read
-        super().__init__(parameters, for_tuning=for_tuning)
-
     @override
     @classmethod
     def architecture(cls, parameters: Mapping[str, Any]) -> nn.Module:
@@ -74,7 +70,9 @@ class KroneckerRnn(NextToken):
     @override
     @classmethod
     def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
-        outer, inner = factor_sizes(parameters)
+        outer, inner = factor_sizes(
+            parameters
+        )  # the base asks for the names, and so for the sizes, before it reads data
         return f"RNN {outer * inner}, factors {outer} and {inner}", TITLE
 
 
