@@ -77,13 +77,8 @@ def test_to_target_counts_every_run_that_ended_and_no_other():
 @pytest.mark.parametrize(
     ("took", "value", "low", "high", "reached"),
     [
-        (
-            [10, 20, 30, 40, 50, INF, INF],
-            40,
-            10 + 10 * 0.7333,
-            INF,
-            5,
-        ),  # two of seven too slow: the median knows, its bound does not
+        # Two of seven are too slow: the median is known, its upper bound is not.
+        ([10, 20, 30, 40, 50, INF, INF], 40, 10 + 10 * 0.7333, INF, 5),
         ([10, 20, 30, INF, INF, INF, INF], INF, 10 + 10 * 0.7333, INF, 3),  # most do not get there, nor does the median
         ([INF] * 6, INF, INF, INF, 0),
         ([10, 20, INF], 20, math.nan, math.nan, 2),  # too few seeds for an interval with a censored run
@@ -110,20 +105,13 @@ def test_a_speedup_over_runs_that_never_get_there():
     assert result.ratio.n == 7
     assert result.ratio.value == 1.6
     assert result.ratio.high == INF  # seeds 1 and 3, on which the reference alone did not
-    nobody = speedup({0: INF, 1: INF}, {0: INF, 1: INF})
-    assert nobody == Speedup(None, 2)
+    assert speedup({0: INF, 1: INF}, {0: INF, 1: INF}) == Speedup(None, 2)
 
 
 def test_a_run_that_ended_before_the_other_was_there_is_too_short_to_tell():
     """Truth: three runs of 50 steps and 5 s that never get there, beside one that needs 40, 60 and 60 steps."""
-    runs = pd.DataFrame(
-        {
-            "seed": [0, 1, 2],
-            "status": ["finished", "finished", "diverged"],
-            "steps_done": [50, 50, 50],
-            "train_seconds": [5.0, 5.0, 5.0],
-        }
-    )
+    statuses = ["finished", "finished", "diverged"]
+    runs = pd.DataFrame({"seed": range(3), "status": statuses, "steps_done": 50, "train_seconds": 5.0})
     took, other = dict.fromkeys(range(3), INF), {0: 40.0, 1: 60.0, 2: 60.0}
     assert too_short(took, other, budgets(runs)) == [1]  # the one that diverged would never have got there
     faster = {seed: steps / 10 - 2 for seed, steps in other.items()}

@@ -41,12 +41,8 @@ def test_c06_training_time_to_targets(mkor, verdict):
     place = f"is {where[verdict]}" if verdict in where else "has 1 inside its interval"
     targets = "8 targets of validation loss from 8.26 down to 4.2"
     assert decision.why == f"Training seconds to {targets}: the ratio sgd/mkor {place}."
-    assert decision.details.startswith("Geometric mean, 95 % t interval. The ratios of iterations, above 1 if")
-
-
-def test_c06_states_the_ratio_of_iterations():
-    decision = _decide("C06", _resnet(sgd=[100.0, 110.0], mkor=[50.0, 55.0]), times=None)
-    assert "above 1 if MKOR needs fewer: sgd/mkor 2 [2, 2]." in decision.details
+    start = "Geometric mean, 95 % t interval. The ratios of iterations, above 1 if MKOR needs fewer: sgd/mkor "
+    assert decision.details.startswith(start)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +63,8 @@ def test_c07_needs_less_time_and_more_iterations(kaisa, time, iterations, verdic
 
 
 def test_c19_needs_every_rival_to_be_slower():
-    reaches: dict[str, list[float | None]] = {
-        "sgd": [100.0, 110.0],
-        "hylo": [100.0, 110.0],
-        "kaisa": [90.0, 99.0],
-        "mkor": [60.0, 66.0],
-    }
+    reaches: dict[str, list[float | None]] = {"sgd": [100.0, 110.0], "hylo": [100.0, 110.0]}
+    reaches |= {"kaisa": [90.0, 99.0], "mkor": [60.0, 66.0]}
     assert _decide("C19", swept("alexnet_cifar100", reaches)).verdict == "confirmed"
     decision = _decide("C19", swept("alexnet_cifar100", reaches | {"hylo": [30.0, 33.0]}))
     assert decision.verdict == "refuted"
@@ -128,11 +120,8 @@ def test_without_targets_to_sweep_the_claim_says_why(trained, why):
 
 
 def test_at_the_paper_tier_mkor_is_the_released_rule():
-    reaches: dict[str, list[float | None]] = {
-        "sgd": [100.0, 110.0],
-        "mkor": [200.0, 220.0],
-        "mkor_released": [50.0, 55.0],
-    }
+    reaches: dict[str, list[float | None]] = {"sgd": [100.0, 110.0], "mkor": [200.0, 220.0]}
+    reaches["mkor_released"] = [50.0, 55.0]
     assert _decide("C06", swept("x", reaches, tier="paper")).measured == "sgd/mkor_released: 2"
     assert _decide("C06", swept("x", reaches)).measured == "sgd/mkor: 0.5"
 

@@ -238,12 +238,7 @@ def from_rst(text: str) -> str:
 
 
 def footer(
-    results: Results,
-    rows: pd.DataFrame,
-    *,
-    notes: Iterable[str],
-    absent: Iterable[str] = (),
-    names: Names = _LABELS,
+    results: Results, rows: pd.DataFrame, *, notes: Iterable[str], absent: Iterable[str] = (), names: Names = _LABELS
 ) -> str:
     """Return the caption of an artefact made from a probe's rows. The arguments are those of `caption`."""
     seeds = [f"seeds {integer_ranges(rows['seed'].dropna())}"] if "seed" in rows else []

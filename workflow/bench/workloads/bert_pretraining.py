@@ -134,11 +134,7 @@ class BertPretraining(Workload):
                 correct += int((logits.argmax(1) == is_random).sum())
         mlm_total, tokens, nsp_total, right = totals(team, mlm_loss, predicted, nsp_loss, correct)
         mlm_loss, nsp_loss = mlm_total / tokens, nsp_total / self.validation_examples
-        return {
-            "loss": mlm_loss + nsp_loss,
-            "mlm_loss": mlm_loss,
-            "nsp_accuracy": right / self.validation_examples,
-        }
+        return {"loss": mlm_loss + nsp_loss, "mlm_loss": mlm_loss, "nsp_accuracy": right / self.validation_examples}
 
 
 def _inputs_of(model: nn.Module, batch: Batch) -> Batch:

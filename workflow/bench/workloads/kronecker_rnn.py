@@ -70,9 +70,8 @@ class KroneckerRnn(NextToken):
     @override
     @classmethod
     def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
-        outer, inner = factor_sizes(
-            parameters
-        )  # the base asks for the names, and so for the sizes, before it reads data
+        # The names are asked for before any data is read, so that impossible sizes are refused first.
+        outer, inner = factor_sizes(parameters)
         return f"RNN {outer * inner}, factors {outer} and {inner}", TITLE
 
 
