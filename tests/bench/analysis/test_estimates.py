@@ -22,7 +22,7 @@ from workflow.bench.analysis.estimates import (
     t_interval,
 )
 from workflow.bench.analysis.time_to_target import censored
-from workflow.bench.claims.verdicts import Condition, Margin, all_of, parse_conditions, parse_margin
+from workflow.bench.claims.decision import Condition, Margin, all_of, parse_conditions, parse_margin
 from workflow.bench.results.tables import NoDataError
 
 INF, NAN = math.inf, math.nan

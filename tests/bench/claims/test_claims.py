@@ -32,8 +32,7 @@ from tests.support.synthetic_claims import (
 from tests.support.synthetic_probes import step_time, write_probe
 from workflow.bench.analysis.estimates import Estimate, looks
 from workflow.bench.claims import DISPUTED, MARK, RULES, decide_all, published_sizes
-from workflow.bench.claims.decision import Trained
-from workflow.bench.claims.verdicts import Condition, all_of, parse_margin
+from workflow.bench.claims.decision import Condition, Trained, all_of, parse_margin
 from workflow.bench.make_artefact import main
 from workflow.bench.plan.artefacts import describe, sources
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS

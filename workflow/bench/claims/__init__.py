@@ -18,9 +18,8 @@ from workflow.bench.analysis.estimates import Estimate, looks
 from workflow.bench.analysis.finetuning_scores import pretraining_experiment
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.claims import costs, finetuning, hyperparameters, numerics, rank1, switching, time_to_target
-from workflow.bench.claims.decision import Decision, Trained, listed, not_tested
+from workflow.bench.claims.decision import Condition, Decision, Trained, listed, not_tested, parse_conditions
 from workflow.bench.claims.time_to_target import Evidence
-from workflow.bench.claims.verdicts import Condition, parse_conditions
 from workflow.bench.results.tables import Results, published
 
 PART_COLUMNS: Final = (

@@ -27,6 +27,7 @@ from workflow.bench.analysis.time_to_target import (
 )
 from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
+    Condition,
     Decision,
     Part,
     Trained,
@@ -40,7 +41,6 @@ from workflow.bench.claims.decision import (
     with_interval,
 )
 from workflow.bench.claims.finetuning import averages_of
-from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
 from workflow.bench.results.tables import Results
