@@ -96,8 +96,7 @@ class BertPretraining(Workload):
     @override
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
         """Yield batches as `Pairs.batch` makes them; masks and random segments differ in each epoch."""
-        for k, indices in shuffled_indices(seed, start, self.train_examples, self.batch_size):
-            yield self._pairs.batch(indices, np.random.default_rng([seed, k, _MASKS]))
+        return self.sliced_batches(seed, start, slice(None))
 
     @override
     def sliced_batches(self, seed: int, start: int, rows: slice) -> Iterator[Batch]:
