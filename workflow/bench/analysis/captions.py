@@ -32,9 +32,7 @@ class Names:
 
     optimizer: Callable[[str], str] = str
     workload: Callable[[str], str] = str
-    rules: Callable[[Mapping[str, str]], str] = lambda rules: ", ".join(
-        f"{one} = {rule}" for one, rule in rules.items()
-    )
+    rules: Callable[[Mapping[str, str]], str] = lambda rules: ", ".join(map(" = ".join, rules.items()))
     """The text on MKOR's update rules, by label."""
     shows_runs: bool = False
     """Whether the artefact shows each run in place of the interval of fewer than `median_minimum` runs."""

@@ -20,7 +20,10 @@ _T = TypeVar("_T")
 
 
 class Team:
-    """Processes that evaluate a model together, each on its own part of the examples; this class is one alone."""
+    """Processes that evaluate a model together, each on its own part of the examples; here a single process.
+
+    A subclass stands for several.
+    """
 
     def part(self, examples: int) -> slice:
         """Return the rows of ``examples`` that this process evaluates, which may be none."""
