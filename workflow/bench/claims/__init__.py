@@ -23,21 +23,8 @@ from workflow.bench.claims.time_to_target import Evidence
 from workflow.bench.results.tables import Results, published
 
 PART_COLUMNS: Final = (
-    "id",
-    "part",
-    "verdict",
-    "value",
-    "low",
-    "high",
-    "statistic",
-    "interval_method",
-    "n",
-    "is_ratio",
-    "comparison",
-    "threshold",
-    "bound",
-    "margin",
-    "published",
+    *("id", "part", "verdict", "value", "low", "high", "statistic", "interval_method", "n", "is_ratio"),
+    *("comparison", "threshold", "bound", "margin", "published"),
 )
 Rule = Callable[[Results, Sequence[Condition]], Decision]
 """A function from results and a claim's thresholds to a decision."""
