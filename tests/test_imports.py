@@ -146,7 +146,7 @@ def test_modules_import_each_other_in_no_circle():
     [
         ("workflow.bench.support.files", "from workflow.bench.plan import Plan"),
         ("workflow.bench.training.loop", "from workflow.bench.results import rows"),
-        ("workflow.bench.analysis.curves", "from workflow.bench.claims.verdicts import Condition"),
+        ("workflow.bench.analysis.curves", "from workflow.bench.claims.decision import Condition"),
         ("workflow.bench.figures.fig02_bert_loss", "from workflow.bench.tables import claims"),
         ("workflow.bench.probes.scaling", "from workflow.bench.analysis.estimates import estimate"),
         ("workflow.bench.plan.plan", "import workflow.bench.train"),

@@ -11,7 +11,7 @@ from torch import nn
 
 from mkor_core import MKOR, Preconditioner
 from workflow.bench.claims import MARK
-from workflow.bench.claims.verdicts import MEANINGS
+from workflow.bench.claims.decision import MEANINGS
 from workflow.bench.merge import FIGURES
 from workflow.bench.plan.artefacts import available, describe
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS

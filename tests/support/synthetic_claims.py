@@ -10,8 +10,7 @@ import pandas as pd
 from tests.support.synthetic import reaching, run_rows
 from tests.support.synthetic_probes import combinations
 from workflow.bench.claims import conditions_of
-from workflow.bench.claims.decision import Trained
-from workflow.bench.claims.verdicts import Condition
+from workflow.bench.claims.decision import Condition, Trained
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS, WITHOUT_VALUES
 from workflow.bench.results.tables import published

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow.bench.analysis.time_to_target import period_of
+from workflow.bench.analysis.step_times import period_of
 from workflow.bench.results.columns import probe_columns
 
 ORIGIN = {

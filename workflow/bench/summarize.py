@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from workflow.bench.claims import DISPUTED
-from workflow.bench.claims.verdicts import Verdict
+from workflow.bench.claims.decision import Verdict
 from workflow.bench.costs import table as cost_table
 from workflow.bench.plan import REFERENCE, Plan
 from workflow.bench.plan.artefacts import Artefact, inputs, planned_artefacts

@@ -22,7 +22,7 @@ from workflow.bench.analysis.estimates import (
     t_interval,
 )
 from workflow.bench.analysis.time_to_target import censored
-from workflow.bench.claims.verdicts import Condition, Margin, all_of, parse_conditions, parse_margin
+from workflow.bench.claims.decision import Condition, Margin, all_of, parse_conditions, parse_margin
 from workflow.bench.results.tables import NoDataError
 
 INF, NAN = math.inf, math.nan
@@ -298,19 +298,12 @@ def test_the_smallest_visible_effect_is_half_of_the_interval():
 
 
 def _metrics(losses: dict[int, list[float]], status: dict[int, str] | None = None) -> pd.DataFrame:
-    return pd.DataFrame(
-        [
-            {
-                "seed": seed,
-                "status": (status or {}).get(seed, "finished"),
-                "step": 10 * index,
-                "value": value,
-                "train_seconds": float(index + seed),
-            }
-            for seed, values in losses.items()
-            for index, value in enumerate(values)
-        ]
-    )
+    rows = [
+        (seed, (status or {}).get(seed, "finished"), 10 * index, value, float(index + seed))
+        for seed, values in losses.items()
+        for index, value in enumerate(values)
+    ]
+    return pd.DataFrame(rows, columns=["seed", "status", "step", "value", "train_seconds"])
 
 
 def test_curve_summarises_over_seeds_and_averages_time():

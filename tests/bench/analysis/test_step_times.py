@@ -13,8 +13,18 @@ from tests.support.synthetic import run_rows
 from tests.support.synthetic_claims import runs_to_target
 from tests.support.synthetic_probes import step_time
 from workflow.bench.analysis.estimates import crossed_ratio
-from workflow.bench.analysis.step_times import StepTimes, TimedLabel, aa_exclusions, most_exclusions
-from workflow.bench.analysis.training_time import OWN, PROBED, Training, mean_seconds, time_ratio, timed
+from workflow.bench.analysis.step_times import (
+    OWN,
+    PROBED,
+    StepTimes,
+    TimedLabel,
+    Training,
+    aa_exclusions,
+    mean_seconds,
+    most_exclusions,
+    time_ratio,
+    timed,
+)
 
 INF = math.inf
 RUNS = runs_to_target("bert_pretraining", {"lamb": [100.0, 110.0], "mkor": [80.0, 88.0]})

@@ -32,8 +32,7 @@ from tests.support.synthetic_claims import (
 from tests.support.synthetic_probes import step_time, write_probe
 from workflow.bench.analysis.estimates import Estimate, looks
 from workflow.bench.claims import DISPUTED, MARK, RULES, decide_all, published_sizes
-from workflow.bench.claims.decision import Trained
-from workflow.bench.claims.verdicts import Condition, all_of, parse_margin
+from workflow.bench.claims.decision import Condition, Trained, all_of, parse_margin
 from workflow.bench.make_artefact import main
 from workflow.bench.plan.artefacts import describe, sources
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
@@ -330,7 +329,7 @@ def test_the_table_names_everything_that_the_claims_read(root):
 
 def test_a_package_s_files_are_sources_of_what_imports_it():
     files = {file.as_posix() for file in sources(describe("tables", "claims").module)}
-    for name in ("__init__", "decision", "numerics", "rank1", "costs", "pretraining", "time_to_target"):
+    for name in ("__init__", "decision", "numerics", "rank1", "costs", "time_to_target"):
         assert any(file.endswith(f"workflow/bench/claims/{name}.py") for file in files), name
 
 

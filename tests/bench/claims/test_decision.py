@@ -9,6 +9,7 @@ import pytest
 from tests.support.synthetic_claims import runs_to_target
 from workflow.bench.analysis.estimates import Estimate, estimate, extreme
 from workflow.bench.claims.decision import (
+    Condition,
     Decision,
     Part,
     interval_of,
@@ -17,7 +18,6 @@ from workflow.bench.claims.decision import (
     position,
     statistics_used,
 )
-from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.sources import from_rows
 
 ABOVE_ONE = Condition("", ">", 1.0)

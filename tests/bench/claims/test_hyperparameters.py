@@ -19,21 +19,9 @@ def _c09(metrics: pd.DataFrame) -> Decision:
 
 
 def _inversion(often: float, rare: float, *, seeds: int = 6, failed: tuple[int, ...] = ()) -> pd.DataFrame:
-    rows = [
-        row
-        for period, floor in ((10, often), (100, rare))
-        for row in run_rows(
-            "autoencoder_inversion",
-            "autoencoder",
-            "mkor",
-            range(seeds),
-            period=period,
-            start=floor,
-            floor=floor,
-            failed=failed if period == 10 else (),
-        )[0]
-    ]
-    return pd.DataFrame(rows)
+    about = "autoencoder_inversion", "autoencoder", "mkor", range(seeds)
+    updated_often = run_rows(*about, period=10, start=often, floor=often, failed=failed)[0]
+    return pd.DataFrame([*updated_often, *run_rows(*about, period=100, start=rare, floor=rare)[0]])
 
 
 @pytest.mark.parametrize(
@@ -126,12 +114,8 @@ def _counts(mkor: Sequence[int], kaisa: int = 3, no_clip: int = 2) -> Mapping[st
 def test_c18_needs_mkor_to_be_ahead_of_every_rival(mkor, kaisa, no_clip, verdict):
     decision = _c18(learning_rates(_counts(mkor, kaisa, no_clip)))
     assert decision.verdict == verdict
-    assert [part.split(":")[0] for part in decision.measured.split("; ")] == [
-        "KAISA with clip",
-        "KAISA without clip",
-        "HyLo",
-        "SGD",
-    ]
+    names = ["KAISA with clip", "KAISA without clip", "HyLo", "SGD"]
+    assert [part.split(":")[0] for part in decision.measured.split("; ")] == names
 
 
 def test_c18_judges_the_mean_of_best_accuracies_and_states_the_counts():

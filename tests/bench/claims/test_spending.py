@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from workflow.bench.analysis.estimates import Estimate, current_level, estimate, looks, median_minimum, paired_ratio
-from workflow.bench.claims.verdicts import Condition, Verdict, parse_conditions
+from workflow.bench.claims.decision import Condition, Verdict, parse_conditions
 
 LOOKS = 3
 REPETITIONS = 600

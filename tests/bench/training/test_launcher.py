@@ -12,31 +12,19 @@ import pytest
 from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.training.launcher import LaunchedRank, launched_rank
 
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "MASTER_ADDR": "node7",
-    "MASTER_PORT": "1234",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-}
-MPIEXEC = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "MASTER_ADDR": "node7", "MASTER_PORT": "1234"}
-PALS = {"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "node7", "MASTER_PORT": "1234"}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "5",
-    "OMPI_COMM_WORLD_SIZE": "8",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "MASTER_ADDR": "node7",
-    "MASTER_PORT": "1234",
-}
-SRUN = {
-    "SLURM_PROCID": "5",
-    "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_LOCALID": "1",
-    "SLURM_STEP_NODELIST": "node[7-8]",
-    "MASTER_PORT": "1234",
-}
+
+def placed(rank: str, size: str, local_rank: str, **more: str) -> dict[str, str]:
+    """Return the environment of rank 5 of 8, the second one on its machine, by the names of a launcher's variables."""
+    return {rank: "5", size: "8", local_rank: "1", "MASTER_PORT": "1234", **more}
+
+
+MASTER = {"MASTER_ADDR": "node7"}
+RESTARTED = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+TORCHRUN = placed("RANK", "WORLD_SIZE", "LOCAL_RANK", **MASTER, **RESTARTED)
+MPIEXEC = placed("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", **MASTER)
+PALS = placed("PALS_RANKID", "WORLD_SIZE", "PALS_LOCAL_RANKID", **MASTER)
+OPEN_MPI = placed(*(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK")), **MASTER)
+SRUN = placed("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", SLURM_STEP_NODELIST="node[7-8]")
 
 
 @pytest.mark.parametrize("environment", [MPIEXEC, PALS, OPEN_MPI, SRUN])

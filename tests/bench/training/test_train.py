@@ -61,12 +61,7 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "hyperparameters", "shared"), METHODS, ids=str)
 def test_interrupted_and_resumed_equals_uninterrupted(
-    name: str,
-    hyperparameters: dict[str, Any],
-    shared: dict[str, Any],
-    folder: Path,
-    workload: Workload,
-    tmp_path: Path,
+    name: str, hyperparameters: dict[str, Any], shared: dict[str, Any], folder: Path, workload: Workload, tmp_path: Path
 ):
     """Truth: the uninterrupted run, bit for bit.
 

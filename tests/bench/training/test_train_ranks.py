@@ -459,10 +459,7 @@ def test_a_signal_to_one_rank_and_the_death_of_another_change_no_result(
 @pytest.mark.parametrize(
     ("shared", "why"),
     [
-        (
-            {"workload": {**SMALL, "batch_size": 127}},
-            "2 ranks cannot have equal parts of a batch of 127; 1 or 127 can",
-        ),
+        ({"workload": {**SMALL, "batch_size": 127}}, "2 ranks cannot have equal parts of a batch of 127; 1 or 127 can"),
         ({"workload": {**SMALL, "batch_size": 96}, "micro_batch_size": 32}, "parts of 3 micro-batches of 32"),
     ],
 )

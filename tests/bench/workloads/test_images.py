@@ -204,10 +204,7 @@ def test_cifar_is_read_from_its_files(name, data_folder, monkeypatch):
     ("change", "message"),
     [
         (shutil.rmtree, "CIFAR-100 not found at {}; {} downloads it"),
-        (
-            lambda folder: (folder / "test").unlink(),
-            "all of CIFAR-100 not found at {}; a file there",
-        ),
+        (lambda folder: (folder / "test").unlink(), "all of CIFAR-100 not found at {}; a file there"),
         (lambda folder: (folder / "test").write_bytes(b"no pickle"), "all of CIFAR-100 not found at {}; a file there"),
     ],
 )
@@ -308,10 +305,7 @@ def test_a_quarter_of_each_characters_fonts_is_held_out(drawn):
     """Truth: the images drawn one by one, and which character each shows."""
     data = glyphs.load()
     shown = {image.tobytes(): label for shapes in drawn for label, image in enumerate(shapes)}
-    for pixels, labels, fonts in (
-        (data.train, data.train_labels, 12),
-        (data.validation, data.validation_labels, 4),
-    ):
+    for pixels, labels, fonts in ((data.train, data.train_labels, 12), (data.validation, data.validation_labels, 4)):
         assert [shown[image.tobytes()] for image in pixels] == labels.tolist()
         assert set(Counter(labels.tolist()).values()) == {fonts}
         assert len(set(labels[:100].tolist())) > 50, "the first images show many characters"
@@ -530,12 +524,3 @@ def test_missing_imagenet_and_a_part_of_it_are_refused(data_folder, few_classes,
     monkeypatch.setattr(imagenet, "CLASSES", 1000)
     with pytest.raises(DataNotFound, match="imagenet/train has 3 classes"):
         imagenet.load()
-
-
-def test_the_imagenet_fingerprint_follows_names_and_classes(data_folder, few_classes):
-    image_files.write_imagenet(data_folder, classes=few_classes, train=2, validation=1)
-    before = imagenet.load().fingerprint
-    assert imagenet.load().fingerprint == before
-    file = next((data_folder / "imagenet" / "train").rglob("*.JPEG"))
-    file.rename(file.with_name("other.JPEG"))
-    assert imagenet.load().fingerprint != before

@@ -531,9 +531,3 @@ def test_the_split_of_a_search_is_a_partition_and_always_the_same():
     assert len(used) == 80
     assert held_out.tolist() == batches.tuning_split(101)[1].tolist()
     assert held_out.tolist() != list(range(80, 101)), "files hold one class after the other"
-
-
-def test_a_search_needs_validation_pairs_of_its_own(bert):
-    most = 100_000
-    with pytest.raises(ConfigError, match=f"validation_pairs={most} must be fewer than the"):
-        workloads.create("bert_pretraining", for_tuning=True, **SMALL["bert_pretraining"] | {"validation_pairs": most})

@@ -26,17 +26,13 @@ _NAMED: Final = 3
 """If no run of a workload finished, the most optimizers that a caption names; more are "all runs"."""
 
 
-def _label_rules(rules: Mapping[str, str]) -> str:
-    return ", ".join(f"{label} = {rule}" for label, rule in rules.items())
-
-
 @dataclass(frozen=True)
 class Names:
     """How a caption names what its artefact shows; by default by label, as the tables do."""
 
     optimizer: Callable[[str], str] = str
     workload: Callable[[str], str] = str
-    rules: Callable[[Mapping[str, str]], str] = _label_rules
+    rules: Callable[[Mapping[str, str]], str] = lambda rules: ", ".join(map(" = ".join, rules.items()))
     """The text on MKOR's update rules, by label."""
     shows_runs: bool = False
     """Whether the artefact shows each run in place of the interval of fewer than `median_minimum` runs."""
@@ -238,12 +234,7 @@ def from_rst(text: str) -> str:
 
 
 def footer(
-    results: Results,
-    rows: pd.DataFrame,
-    *,
-    notes: Iterable[str],
-    absent: Iterable[str] = (),
-    names: Names = _LABELS,
+    results: Results, rows: pd.DataFrame, *, notes: Iterable[str], absent: Iterable[str] = (), names: Names = _LABELS
 ) -> str:
     """Return the caption of an artefact made from a probe's rows. The arguments are those of `caption`."""
     seeds = [f"seeds {integer_ranges(rows['seed'].dropna())}"] if "seed" in rows else []

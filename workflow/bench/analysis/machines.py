@@ -20,9 +20,8 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.fits import cycle_mean
-from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.analysis.step_times import StepTimes, Timed, timed, times_note
 from workflow.bench.analysis.time_to_target import Configuration, Reaching, by_configuration, reaching, to_target
-from workflow.bench.analysis.training_time import Timed, timed, times_note
 from workflow.bench.results.sources import Sources, from_rows, from_runs
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -70,7 +69,7 @@ class TargetTime:
     """Seconds of each run that reached the target; empty if they are projected."""
     projected: bool
     own_seconds: bool
-    """Whether they are the runs' own seconds, which depend on the jobs beside them (`training_time`)."""
+    """Whether they are the runs' own seconds, which depend on the jobs beside them (`step_times`)."""
     data: Sources
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Final
 
 _PAPER_NAMES: Final[Mapping[str, str]] = {
@@ -23,15 +24,10 @@ _PAPER_NAMES: Final[Mapping[str, str]] = {
 
 def integer_ranges(numbers: Iterable[float]) -> str:
     """Return whole numbers as ranges: ``[0, 1, 2, 5]`` gives ``0-2, 5``."""
-    ordered = sorted({int(number) for number in numbers})
-    parts: list[str] = []
-    start = 0
-    for index, number in enumerate(ordered):
-        if index + 1 == len(ordered) or ordered[index + 1] != number + 1:
-            first = ordered[start]
-            parts.append(str(number) if first == number else f"{first}-{number}")
-            start = index + 1
-    return ", ".join(parts)
+    ordered = enumerate(sorted({int(number) for number in numbers}))
+    # Consecutive numbers are equally far from their places in the order.
+    ranges = [[number for _, number in run] for _, run in groupby(ordered, lambda place: place[1] - place[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ranges)
 
 
 def number(value: float, digits: int = 3, *, infinity: str = "not reached") -> str:

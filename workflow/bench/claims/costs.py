@@ -13,6 +13,7 @@ from workflow.bench.analysis import fits
 from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_ratio
 from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
+    Condition,
     Decision,
     Part,
     extent,
@@ -23,7 +24,6 @@ from workflow.bench.claims.decision import (
     statistics_used,
     with_interval,
 )
-from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.sources import from_rows
 from workflow.bench.results.tables import published
 

@@ -15,6 +15,7 @@ from workflow.bench.analysis.estimates import paired_difference
 from workflow.bench.analysis.finetuning_scores import averages, last_values, scores
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
+    Condition,
     Decision,
     Part,
     Trained,
@@ -25,7 +26,6 @@ from workflow.bench.claims.decision import (
     sentences,
     statistics_used,
 )
-from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.sources import from_runs
 
 

@@ -15,6 +15,7 @@ from workflow.bench.analysis.estimates import median_minimum, paired_difference
 from workflow.bench.analysis.lr_outcomes import converging_rates, mean_best, outcomes
 from workflow.bench.analysis.wording import capital, integer_ranges
 from workflow.bench.claims.decision import (
+    Condition,
     Decision,
     Part,
     Trained,
@@ -26,7 +27,6 @@ from workflow.bench.claims.decision import (
     statistics_used,
     with_interval,
 )
-from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.columns import BROKEN_DOWN, ENDED
 from workflow.bench.results.sources import from_runs
 

@@ -11,15 +11,7 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import extreme
 from workflow.bench.analysis.wording import number
-from workflow.bench.claims.decision import (
-    Decision,
-    Part,
-    extent,
-    not_tested,
-    position,
-    sentences,
-)
-from workflow.bench.claims.verdicts import Condition, Verdict
+from workflow.bench.claims.decision import Condition, Decision, Part, Verdict, extent, not_tested, position, sentences
 from workflow.bench.results.sources import from_rows
 
 EVERY_TIER: Final = "mathematics and numerics, the same at every tier"

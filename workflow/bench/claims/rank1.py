@@ -16,6 +16,7 @@ import pandas as pd
 from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_difference, paired_ratio
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
+    Condition,
     Decision,
     Part,
     interval_of,
@@ -25,7 +26,6 @@ from workflow.bench.claims.decision import (
     statistics_used,
     with_interval,
 )
-from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.sources import from_rows
 
 _LAYER: Final = ["layer", "side"]

@@ -18,6 +18,7 @@ from workflow.bench.analysis.curves import by_seed, fall_of, last_common_values
 from workflow.bench.analysis.estimates import difference_over_studies, studies_of
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
+    Condition,
     Decision,
     Part,
     Trained,
@@ -28,7 +29,6 @@ from workflow.bench.claims.decision import (
     statistics_used,
 )
 from workflow.bench.claims.finetuning import average_difference
-from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import NO_SOURCES, from_runs
 from workflow.bench.results.tables import NoDataError

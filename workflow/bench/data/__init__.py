@@ -31,8 +31,7 @@ DATASETS: Final[dict[str, DataSet]] = {
     "imagenet": DataSet("imagenet", "ILSVRC 2012, v1"),
     "docstrings": DataSet("corpus", "v1", _DOCSTRINGS),
     **dict.fromkeys(
-        ("copy", "library", "package", "quotes", "similarity"),
-        DataSet("docstring_tasks", "v1, tasks v1", _DOCSTRINGS),
+        ("copy", "library", "package", "quotes", "similarity"), DataSet("docstring_tasks", "v1, tasks v1", _DOCSTRINGS)
     ),
     **dict.fromkeys(
         ("mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte"), DataSet("glue", "GLUE v1", ("tokenizers",))

@@ -7,9 +7,8 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.analysis.step_times import StepTimes, timed
 from workflow.bench.analysis.time_to_target import budgets, to_target
-from workflow.bench.analysis.training_time import timed
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style

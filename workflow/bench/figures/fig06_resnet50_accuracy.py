@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.analysis.step_times import StepTimes, timed
 from workflow.bench.analysis.time_to_target import to_target
-from workflow.bench.analysis.training_time import timed
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style

@@ -14,9 +14,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.estimates import Estimate, paired_ratio
-from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.analysis.step_times import StepTimes, Timed, timed
 from workflow.bench.analysis.time_to_target import budgets, too_short
-from workflow.bench.analysis.training_time import Timed, timed
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style

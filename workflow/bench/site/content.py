@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from workflow.bench.analysis.captions import from_rst
 from workflow.bench.analysis.descriptions import described
 from workflow.bench.analysis.wording import integer_ranges
-from workflow.bench.claims.verdicts import Verdict
+from workflow.bench.claims.decision import Verdict
 from workflow.bench.plan import artefacts
 from workflow.bench.plan.artefacts import Artefact, Kind, available
 from workflow.bench.results.rows import read_csv

@@ -8,7 +8,7 @@ from typing import Final
 from markupsafe import Markup
 
 from workflow.bench.analysis.descriptions import REPORT
-from workflow.bench.claims.verdicts import MEANINGS
+from workflow.bench.claims.decision import MEANINGS
 from workflow.bench.results.rows import read_csv
 from workflow.bench.site import machines
 from workflow.bench.site.content import CLAIMS, Content, Shown, describe

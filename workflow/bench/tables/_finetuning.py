@@ -17,9 +17,8 @@ from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.curves import by_seed
 from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference
 from workflow.bench.analysis.finetuning_scores import averages, last_values, pretraining_experiment, scores
-from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes
+from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes, Training, mean_seconds, time_ratio
 from workflow.bench.analysis.time_to_target import of_any_length
-from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
 from workflow.bench.analysis.wording import number, paper_name
 from workflow.bench.results.sources import NO_SOURCES, from_rows, from_runs
 from workflow.bench.results.tables import Results, published

@@ -18,7 +18,7 @@ from unicodedata import digit
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.claims.verdicts import parse_conditions
+from workflow.bench.claims.decision import parse_conditions
 from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes
+from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes, Training, mean_seconds, time_ratio
 from workflow.bench.analysis.time_to_target import (
     Configuration,
     budgets,
@@ -21,7 +21,6 @@ from workflow.bench.analysis.time_to_target import (
     to_target,
     too_short,
 )
-from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import from_runs

@@ -110,6 +110,7 @@ def build(run: Run, workload: Workload, setting: RunSetting, initial_weights: Pa
     if workload.weight_bytes > (memory := memory_bytes()):
         sizes = f"{workload.weight_bytes:,} bytes, and this machine has {memory:,} bytes of memory"
         raise MemoryError(f"the weights of {workload.model_name} take {sizes}")
+    precision = Precision(run.precision, device)
     # The seed also determines random numbers drawn during training, such as dropout.
     torch.manual_seed(ranks.rank_seed(run.seed))
     model = workload.model(run.seed)
@@ -117,7 +118,6 @@ def build(run: Run, workload: Workload, setting: RunSetting, initial_weights: Pa
         _load_initial_weights(run, workload, model, initial_weights)
     model.to(device).train()
     parallel = None if ranks.size == 1 else ranks.parallel(model, device)
-    precision = Precision(run.precision, device)
     _refuse_unsupported(run, share.micro_batches, ranks.size)
     try:
         optimizer, preconditioner = build_optimizer(

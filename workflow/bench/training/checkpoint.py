@@ -43,10 +43,6 @@ class Header:
     """The SHA-256 of the payload."""
     format: int = _FORMAT
 
-    def line(self) -> str:
-        """Return the first line."""
-        return json.dumps(asdict(self)) + "\n"
-
 
 def newest_first(path: Path) -> tuple[Path, Path]:
     """Return the files in which a run's checkpoint may be: the last one, and the one before."""
@@ -65,8 +61,8 @@ def save(path: Path, run: str, step: int, state: dict[str, Any], *, keep_previou
     buffer = io.BytesIO()
     torch.save(state, buffer)
     payload = buffer.getbuffer()
-    header = Header(run, step, len(payload), hashlib.sha256(payload).hexdigest())
-    write_atomically(path, header.line(), payload, previous=newest_first(path)[1] if keep_previous else None)
+    header = json.dumps(asdict(Header(run, step, len(payload), hashlib.sha256(payload).hexdigest())))
+    write_atomically(path, f"{header}\n", payload, previous=newest_first(path)[1] if keep_previous else None)
 
 
 def load(path: Path, run: str) -> dict[str, Any]:

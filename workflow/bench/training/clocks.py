@@ -183,13 +183,10 @@ class EventClock(Clock):
 
     @override
     def start(self, phase: str) -> None:
-        self._mark(phase)
+        self.switch(phase)
 
     @override
     def switch(self, phase: str | None) -> None:
-        self._mark(phase)
-
-    def _mark(self, phase: str | None) -> None:
         event = self._spare.pop() if self._spare else self._make_event()
         event.record()
         self._marks.append((event, phase))

@@ -151,17 +151,12 @@ class Loop:
                 parts.preconditioner.observe(loss)
             losses.append(loss.detach())
         clock.switch("update")
-        self._update()
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-
-    def _update(self) -> None:
-        """Step the optimizer and the learning rate, and free the gradients."""
-        parts = self._parts
         if not parts.precision.step(parts.optimizer):
             self._account.skipped_steps += 1
         parts.optimizer.zero_grad()
         if parts.scheduler is not None:
             parts.scheduler.step()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _evaluate(self) -> None:
         """Append the mean training loss since the last evaluation, and the validation metrics, to metrics.csv.

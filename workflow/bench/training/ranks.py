@@ -31,6 +31,7 @@ from workflow.bench.support.config import ConfigError
 from workflow.bench.support.errors import first_line
 from workflow.bench.training.launcher import LaunchedRank, MeetingError
 from workflow.bench.training.watchdog import SILENCE_SECONDS, Watchdog
+from workflow.bench.workloads.base import Team
 
 _T = TypeVar("_T")
 
@@ -48,7 +49,7 @@ _SEED_STRIDE: Final = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio. Multiples of it keep the seeds of ranks apart from those of runs, which are small."""
 
 
-class Ranks:
+class Ranks(Team):
     """The processes that train together, as seen from one of them.
 
     `joined` creates it; `ALONE` stands for a single process.
@@ -94,6 +95,7 @@ class Ranks:
                 received.write(part)
         return data if self.is_first else received.getvalue()
 
+    @override
     def gathered(self, value: _T) -> list[_T]:
         """Return the ``value`` of every rank, in rank order: anything picklable, tensors on the CPU."""
         if self._store is None:
@@ -112,6 +114,7 @@ class Ranks:
             reason = work()
         return next((each for each in self.gathered(reason) if each is not None), None)
 
+    @override
     def part(self, examples: int) -> slice:
         """Return the rows of ``examples`` that this rank evaluates: an equal part, up to one row."""
         return slice(self.rank * examples // self.size, (self.rank + 1) * examples // self.size)

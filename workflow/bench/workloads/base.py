@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -19,26 +19,22 @@ from workflow.bench.data.batches import Batch, temporary_seed
 _T = TypeVar("_T")
 
 
-class Team(Protocol):
-    """Processes that evaluate a model together, each on its own part of the examples."""
+class Team:
+    """Processes that evaluate a model together, each on its own part of the examples; here a single process.
+
+    A subclass stands for several.
+    """
 
     def part(self, examples: int) -> slice:
         """Return the rows of ``examples`` that this process evaluates, which may be none."""
-
-    def gathered(self, value: _T) -> list[_T]:
-        """Return the ``value`` of every process, in the order of their parts; all of them make this call."""
-
-
-class _OneProcess:
-    def part(self, examples: int) -> slice:
         return slice(0, examples)
 
     def gathered(self, value: _T) -> list[_T]:
+        """Return the ``value`` of every process, in the order of their parts; all of them make this call."""
         return [value]
 
 
-ONE_PROCESS: Final = _OneProcess()
-"""A `Team` of this process alone."""
+ONE_PROCESS: Final = Team()
 
 
 class Workload(ABC):

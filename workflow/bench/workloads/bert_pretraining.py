@@ -96,8 +96,7 @@ class BertPretraining(Workload):
     @override
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
         """Yield batches as `Pairs.batch` makes them; masks and random segments differ in each epoch."""
-        for k, indices in shuffled_indices(seed, start, self.train_examples, self.batch_size):
-            yield self._pairs.batch(indices, np.random.default_rng([seed, k, _MASKS]))
+        return self.sliced_batches(seed, start, slice(None))
 
     @override
     def sliced_batches(self, seed: int, start: int, rows: slice) -> Iterator[Batch]:
@@ -134,11 +133,7 @@ class BertPretraining(Workload):
                 correct += int((logits.argmax(1) == is_random).sum())
         mlm_total, tokens, nsp_total, right = totals(team, mlm_loss, predicted, nsp_loss, correct)
         mlm_loss, nsp_loss = mlm_total / tokens, nsp_total / self.validation_examples
-        return {
-            "loss": mlm_loss + nsp_loss,
-            "mlm_loss": mlm_loss,
-            "nsp_accuracy": right / self.validation_examples,
-        }
+        return {"loss": mlm_loss + nsp_loss, "mlm_loss": mlm_loss, "nsp_accuracy": right / self.validation_examples}
 
 
 def _inputs_of(model: nn.Module, batch: Batch) -> Batch:

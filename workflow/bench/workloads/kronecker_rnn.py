@@ -62,10 +62,6 @@ class KroneckerRnn(NextToken):
 
     exclude = (r"^scores$",)
 
-    def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
-        factor_sizes(parameters)  # refuses impossible sizes before any data is read
-        super().__init__(parameters, for_tuning=for_tuning)
-
     @override
     @classmethod
     def architecture(cls, parameters: Mapping[str, Any]) -> nn.Module:
@@ -74,6 +70,7 @@ class KroneckerRnn(NextToken):
     @override
     @classmethod
     def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
+        # The names are asked for before any data is read, so that impossible sizes are refused first.
         outer, inner = factor_sizes(parameters)
         return f"RNN {outer * inner}, factors {outer} and {inner}", TITLE
 

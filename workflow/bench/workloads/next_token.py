@@ -15,15 +15,7 @@ from typing_extensions import override
 from workflow.bench.data import corpus
 from workflow.bench.data.batches import Batch, shuffled_indices
 from workflow.bench.data.corpus import SEP, Split
-from workflow.bench.workloads.base import (
-    ONE_PROCESS,
-    Team,
-    Workload,
-    evaluation_mode,
-    in_slices,
-    to_device_of,
-    totals,
-)
+from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload, evaluation_mode, in_slices, to_device_of, totals
 
 TITLE: Final = "docstrings of scikit-learn and SciPy"
 """The name of the data in tables."""
