@@ -164,12 +164,23 @@ def test_updates_at_the_fixed_point_are_white():
 
 
 def test_the_bases_follow_the_factors_by_a_power_iteration_every_period():
+    """The first step, which moves nothing, does not count, as in the released code."""
     _, optimizer = made()
     state = at(torch.eye(M).double(), torch.eye(N).double())
-    optimizer.direction(random(M, N), state, GROUP, 9)
+    optimizer.direction(random(M, N), state, GROUP, 10)
     assert_close(state["left_vectors"], torch.eye(M).double())
-    optimizer.direction(random(M, N, seed=1), state, GROUP, 10)
+    optimizer.direction(random(M, N, seed=1), state, GROUP, 11)
     assert_close(state["left_vectors"], torch.linalg.qr(state["left"]).Q)
+
+
+def test_the_bases_start_from_the_leading_direction():
+    """In the other order, a power iteration and its QR would turn the least directions into the leading ones."""
+    layer, optimizer = made()
+    change(optimizer, layer.weight, random(M, N))
+    state = optimizer.state[layer.weight]["tensors"]
+    for side in ("left", "right"):
+        along = (state[f"{side}_vectors"].T @ state[side] @ state[f"{side}_vectors"]).diagonal()
+        assert_close(along, along.sort(descending=True).values)
 
 
 def test_the_released_start_warms_up_for_a_hundred_steps():
@@ -197,6 +208,8 @@ def test_the_roots_are_clamped_as_released():
     update = optimizer.direction(1e-4 * random(32, 32), state, GROUP, 2)
     assert update is not None
     assert 0.09 < float(update.square().mean().sqrt()) < 0.12
+    # The next eigenvalue grows from the bound, not from what it was.
+    assert_close(state["left_values"], torch.full((32,), 32.0**-2).double())
 
 
 def test_weights_shrink_after_the_step():
