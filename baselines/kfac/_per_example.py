@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from baselines.kfac.kaisa import KAISA
 from baselines.parts.means import fold
 from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic
-from mkor_core.method import LayerState, Method
+from mkor_core.method import LayerState
+from mkor_core.ranges import DECAY
 from mkor_core.ranks.comm import Triangles
 
 
-@dataclass(frozen=True, kw_only=True)
-class PerExampleFactors(Method):
-    """Base of methods whose running averages A and C count the loss of an example; list it before other bases.
+class PerExampleFactors:
+    """Mixin of a `Method` whose running averages A and C count the loss of an example; list it before `Method`.
 
     A Linear's A is ``X^T X / N`` and its C ``N G^T G``; a Conv2d's, with L locations and B examples, ``X^T X / (B
     L^2)`` and ``B L G^T G``. C is ``N^2`` times the one of raw rows, so that a damping counts for less.
     """
 
-    factor_decay: float
+    factor_decay: Annotated[float, DECAY, "the weight of the old factor"]
 
     @property
-    @override
     def statistic(self) -> Statistic:
+        """See `Method.statistic`."""
         return ROWS.summed(_moments, _triangles)
 
-    @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
+    def accumulate(self, state: LayerState, captured: Captured, _: int, accept: Tensor | None = None) -> None:
+        """See `Method.accumulate`."""
         triangles = Triangles()
         right = triangles.unpack(captured.x, len(state["right"])) / captured.number
         left = triangles.unpack(captured.g, len(state["left"])) * captured.number

@@ -28,7 +28,7 @@ def step(x: Tensor, *, has_bias: bool, **chosen: Any) -> tuple[Tensor, Tensor, P
     """Take a step of a layer ``[2, d]``; return D, V and the preconditioner."""
     torch.manual_seed(0)
     layer = nn.Linear(x.shape[1], 2, bias=has_bias).double()
-    preconditioner = Preconditioner(layer, NewtonMuon(**chosen))
+    preconditioner = Preconditioner(layer, NewtonMuon(**{"update_period": 1, **chosen}))
     backward(layer, x)
     grad = joined(layer)
     preconditioner.step()
@@ -57,10 +57,17 @@ def test_an_update_is_the_gradient_over_the_dense_moment(has_bias, bias, correct
     assert_close(update[:, n:], grad[:, n:], rtol=0, atol=0)  # a bias that stands apart
 
 
+@pytest.mark.parametrize("period", [1, 2])
+def test_the_moment_is_first_updated_at_the_end_of_a_period(period):
+    """So a period of two leaves the first gradient as it is, as the released code does."""
+    grad, update, _ = step(random(9, 4) + 1, has_bias=False, update_period=period)
+    assert torch.equal(grad, update) == (period == 2)
+
+
 def test_a_convolution_has_one_row_for_each_location():
     torch.manual_seed(0)
     layer = nn.Conv2d(2, 3, 2).double()
-    preconditioner = Preconditioner(layer, NewtonMuon(factor_decay=0.0))
+    preconditioner = Preconditioner(layer, NewtonMuon(factor_decay=0.0, update_period=1))
     images = random(5, 2, 4, 4)
     layer(images).square().mean().backward()
     preconditioner.step()

@@ -26,7 +26,7 @@ FAST: dict[str, dict[str, Any]] = {
     "soap": {"update_period": 2},
     "thermo_kfac": {"factor_update_period": 1, "inverse_update_period": 2},
     "kl_shampoo": {"update_period": 2},
-    "newton_muon": {"update_period": 2},
+    "newton_muon": {"update_period": 1},
     "mkor_muon": {"inverse_update_period": 2},
     "mac": {"factor_update_period": 1, "inverse_update_period": 2},
     "foof": {"factor_update_period": 1, "inverse_update_period": 2, "damping": 0.1},
