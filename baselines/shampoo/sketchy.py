@@ -60,7 +60,8 @@ class Sketchy(MatrixOptimizer):
     def direction(self, grad: Tensor, state: State, group: Mapping[str, Any], t: int) -> Tensor | None:
         decay, eps = group["factor_decay"], group["eps"]
         state["square"].lerp_(grad.square(), 1 - decay)
-        graft = grad / (state["square"] / (1 - decay**t)).sqrt().add(torch.finfo(grad.dtype).tiny)
+        # Without a bias correction, as released: the first updates are 1 / sqrt(1 - decay) times as long as later ones.
+        graft = grad / state["square"].sqrt().add(torch.finfo(grad.dtype).tiny)
         update = graft
         if _has_factors(grad, group):
             update = grad

@@ -270,7 +270,7 @@ def test_with_all_directions_an_update_is_shampoos_at_rmsprops_length():
     square = torch.zeros(4, 5).double()
     for grad in grads:
         square = decay * square + (1 - decay) * grad.square()
-    graft = grads[-1] / (square / (1 - decay**3)).sqrt()
+    graft = grads[-1] / square.sqrt()
     left, right = sum_of(grads, decay), sum_of([grad.T for grad in grads], decay)
     truth = power(left, -0.25) @ grads[-1] @ power(right, -0.25)
     assert_close(ours, truth * graft.norm() / truth.norm(), rtol=1e-6, atol=1e-7)
@@ -298,4 +298,4 @@ def test_momentum_adds_updates_up():
 def test_a_matrix_with_a_longer_axis_takes_rmsprops_step():
     grad = random(4, 5)
     (update,) = updates("sketchy", [grad], max_dimension=4, momentum=0.0)
-    assert_close(update, grad.sign())
+    assert_close(update, grad.sign() / (1 - 0.999) ** 0.5)  # not corrected, as released
