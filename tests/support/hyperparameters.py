@@ -43,6 +43,7 @@ LEARNING_RATES = {
     "cgfac": 0.002,
     "hylo": 0.01,
     "schedule_free_adamw": 0.05,
+    "sketchy": 0.001,  # its first updates are about 30 times as long as later ones
     "rs_kfac": 0.3,
     "b_kfac": 0.3,
 }
