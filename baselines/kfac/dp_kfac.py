@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
-from baselines.kfac.kaisa import KAISA
+from baselines.kfac._per_example import PerExampleKFAC
 from baselines.parts.combined import Combined
 from baselines.parts.groups import decay_matrices_only
 from baselines.parts.hooked import SCALED_ROWS, keep_in_state_dict, refuse_scaler
 from baselines.parts.layered import LayeredModel
 from mkor_core.capture.autograd import matmul_precision, usual_precision, without_autocast
-from mkor_core.capture.sums import Capture
+from mkor_core.capture.rows import RowCapture
+from mkor_core.capture.statistics import Sums
 from mkor_core.engines.by_value import ByValue
 from mkor_core.engines.diagnostics import Diagnostics
 from mkor_core.engines.engine import Engine
@@ -57,14 +58,13 @@ def optimizer_for(
     A checkpoint contains the factors of the layers of the rank that writes it. Ranks that load another rank's start
     their factors anew, at I.
     """
-    kfac = KAISA(
+    kfac = PerExampleKFAC(
         damping=damping,
         factor_decay=factor_decay,
         kl_clip=kl_clip,
         factor_update_period=factor_update_period,
         inverse_update_period=inverse_update_period,
         compute_method=compute_method,
-        rows="rank",
     )
     return DPKFAC(model, kfac, decay_matrices_only(model.model.parameters(), weight_decay), lr, momentum)
 
@@ -73,7 +73,7 @@ class DPKFAC(Combined):
     """SGD whose gradients the owners of the layers replace by the updates of KFAC before each step."""
 
     def __init__(
-        self, model: LayeredModel, kfac: KAISA, groups: list[dict[str, Any]], lr: float, momentum: float
+        self, model: LayeredModel, kfac: PerExampleKFAC, groups: list[dict[str, Any]], lr: float, momentum: float
     ) -> None:
         super().__init__(SGD(groups, lr=lr, momentum=momentum))
         self._kfac = kfac
@@ -87,7 +87,7 @@ class DPKFAC(Combined):
         diagnostics = Diagnostics("dp_kfac")
         self._engine = Engine(self._states, kfac, diagnostics, nullcontext, by_value, owners=self._owners)
         # A rank may own no layer.
-        self._capture = Capture(own, kfac.statistic, micro_batches=model.accumulation_steps) if own else None
+        self._capture = RowCapture(own, micro_batches=model.accumulation_steps) if own else None
         self._steps = 0
         keep_in_state_dict(
             self, STATE_KEY, lambda: {"steps": self._steps, "layers": self._states.by_layer()}, self._load
@@ -106,9 +106,11 @@ class DPKFAC(Combined):
 
     def _update(self) -> None:
         """Update the factors of this rank's layers, and decompose them where that is due."""
-        sums = {} if self._capture is None else self._capture.take()
+        rows = {} if self._capture is None else self._capture.take_rows()
         self._states.prepare(self._own)
-        statistics = sums if self._kfac.accumulates(self._steps) else {}
+        condense, is_due = self._kfac.statistic.condense, self._kfac.accumulates(self._steps)
+        assert condense is not None
+        statistics = {name: Sums(*condense(calls, self._steps)[:3]) for name, calls in rows.items() if is_due}
         self._engine.update(self._own, statistics, self._steps, None, None)
         self._steps += 1
         if self._capture is not None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from baselines.kfac._low_rank import LowRankKFAC, named_pairs, randomized_eigh, randomized_svd
-from baselines.parts.means import fold
-from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic
+from baselines.kfac._per_example import PerExampleFactors
+from mkor_core.capture.statistics import LayerShape
 from mkor_core.method import Distributed, LayerState, put
 from mkor_core.ranges import AT_LEAST_1, Range
-from mkor_core.ranks.comm import Triangles
 
 
 @dataclass(frozen=True, kw_only=True)
-class RSKFAC(Distributed, LowRankKFAC):
+class RSKFAC(PerExampleFactors, Distributed, LowRankKFAC):
     """RS-KFAC: ``V = C^-1 D A^-1`` with the leading eigenpairs of running means of second moments A and C.
 
     A Linear's A is ``X^T X / N`` and its C ``N G^T G``; a Conv2d's, with L locations and B examples, ``X^T X / (B
@@ -32,19 +30,6 @@ class RSKFAC(Distributed, LowRankKFAC):
     """``rsvd`` takes a randomized singular value decomposition, ``sre`` the eigenpairs inside the sketch's range."""
     power_steps: Annotated[int, Range(at_least=1, largest=100), "products of the factor with the sketch"] = 4
     inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two decompositions"] = 50
-
-    @property
-    @override
-    def statistic(self) -> Statistic:
-        return ROWS.summed(self._moments, _triangles)
-
-    def _moments(self, rows: list[Rows], step: int) -> Captured:
-        # Summed over ranks: X^T X / L^2, L G^T G and the number of examples (of rows, for a Linear).
-        x = torch.stack([part.x.T @ part.x / part.locations**2 for part in rows]).sum(0)
-        g = torch.stack([part.g.T @ part.g * part.locations for part in rows]).sum(0)
-        number = torch.full((), sum(len(part.x) / part.locations for part in rows), dtype=x.dtype, device=x.device)
-        triangles = Triangles()
-        return Captured(triangles.pack(x), triangles.pack(g), number)
 
     @property
     @override
@@ -66,13 +51,6 @@ class RSKFAC(Distributed, LowRankKFAC):
         return step % self.inverse_update_period == 0
 
     @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
-        triangles = Triangles()
-        right = triangles.unpack(captured.x, len(state["right"])) / captured.number
-        left = triangles.unpack(captured.g, len(state["left"])) * captured.number
-        fold(state, accept, 1 - self.factor_decay, left=left, right=right)
-
-    @override
     def refresh(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:
         decompose = randomized_svd if self.sketch == "rsvd" else randomized_eigh
         # The same sketch in every step: a factor that has not changed keeps its eigenpairs to the last bit.
@@ -86,8 +64,3 @@ class RSKFAC(Distributed, LowRankKFAC):
     @override
     def refresh_cost(self, shape: LayerShape) -> float:
         return float(sum(d * d * min(d, self.rank) for d in shape))
-
-
-def _triangles(shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of the moments' upper triangles."""
-    return (shape.d_in * (shape.d_in + 1) // 2,), (shape.d_out * (shape.d_out + 1) // 2,)

@@ -36,7 +36,8 @@ class NewtonMuon(Method):
     factor_decay: Annotated[float, DECAY, "the weight of the old moment"] = 0.95
     """The paper's second script has 0.8."""
     update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the moment and its inverse"] = 32
-    """The paper's second script has 16, its benchmark 64."""
+    """The first comes at the end of the first period, so that shorter runs are the base's. The paper's second script
+    has 16, its benchmark 64."""
     correction: Literal["none", "debias", "rescale"] = "none"
     """K starts from nearly 0, so that V is 1 / (1 - factor_decay) times too long at first. ``debias`` divides K by
     ``1 - factor_decay^j`` after j updates; ``rescale`` gives V the norm of D."""
@@ -70,7 +71,7 @@ class NewtonMuon(Method):
 
     @override
     def accumulates(self, step: int) -> bool:
-        return step % self.update_period == 0
+        return (step + 1) % self.update_period == 0  # before the first one, V is D
 
     @override
     def refreshes(self, step: int) -> bool:

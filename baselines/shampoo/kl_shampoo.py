@@ -66,7 +66,8 @@ class KLShampoo(MatrixOptimizer):
         state: State = {"mean": torch.zeros_like(grad)}
         for side, rows in (("left", grad), ("right", grad.T)):
             state[side] = new * (rows @ rows.T) / rows.shape[1]
-            state[f"{side}_vectors"] = torch.linalg.eigh(state[side]).eigenvectors
+            # The leading ones first: the power iteration's QR keeps the direction of its first column.
+            state[f"{side}_vectors"] = torch.linalg.eigh(state[side]).eigenvectors.flip(1)
             state[f"{side}_values"] = first.repeat(len(rows))
         return state
 
@@ -86,8 +87,9 @@ class KLShampoo(MatrixOptimizer):
             scaled = rows * inverse_roots[other]
             moment = basis @ (scaled @ scaled.T) @ basis.T
             state[side].lerp_(moment / rows.shape[1], 1 - beta2)
-            state[f"{side}_values"].lerp_(scaled.square().mean(1), 1 - beta2)
-        if t % group["update_period"] == 0:
+            # They are kept as they are used, so that a clamped one grows from its bound.
+            state[f"{side}_values"].lerp_(scaled.square().mean(1), 1 - beta2).clamp_(min=least(len(basis)))
+        if (t - 1) % group["update_period"] == 0:  # the first step, which moves nothing, does not count
             for side in ("left", "right"):
                 state[f"{side}_vectors"] = torch.linalg.qr(state[side] @ state[f"{side}_vectors"]).Q
         return update
@@ -95,4 +97,9 @@ class KLShampoo(MatrixOptimizer):
 
 def inverse_root(values: Tensor) -> Tensor:
     """Return ``lambda^(-1/2)`` ``[d]``, at most ``max(10, min(d, 4000))`` as in the released code."""
-    return values.clamp(min=0).rsqrt().clamp(max=max(10, min(len(values), 4000)))
+    return values.clamp(min=least(len(values))).rsqrt()
+
+
+def least(dimension: int) -> float:
+    """Return the eigenvalue whose inverse root is the largest that the released code takes."""
+    return float(max(10, min(dimension, 4000)) ** -2)

@@ -32,8 +32,9 @@ def optimizer(
     ``sum_i factor_decay^i D D^T`` with singular values s, and the tail t that bounds the rest: the factor ``U s^2 U^T +
     t I``. Its update, in every step, is a singular value decomposition of ``[sqrt(factor_decay) U s, D]``. The largest
     dropped value c is taken from all: ``s^2 <- s'^2 - c^2``, ``t <- decay t + c^2``. The update is ``L^(-1/4) D
-    R^(-1/4)`` at the length of RMSprop's; its momentum is a sum. Like the sum above, t decays by factor_decay; the
-    released code decays it by the root, and its t is twice as large.
+    R^(-1/4)`` at the length of RMSprop's. As released, that has no bias correction: the first updates are ``1 / sqrt(1
+    - factor_decay)`` times as long as later ones, so that a warm-up helps. The momentum is a sum. Like the sum above, t
+    decays by factor_decay; the released code decays it by the root, and its t is twice as large.
 
     State of a ``[m, n]`` matrix: two moments and ``(m + n) rank`` numbers. Less than Shampoo only for a small rank.
     """
@@ -60,7 +61,7 @@ class Sketchy(MatrixOptimizer):
     def direction(self, grad: Tensor, state: State, group: Mapping[str, Any], t: int) -> Tensor | None:
         decay, eps = group["factor_decay"], group["eps"]
         state["square"].lerp_(grad.square(), 1 - decay)
-        graft = grad / (state["square"] / (1 - decay**t)).sqrt().add(torch.finfo(grad.dtype).tiny)
+        graft = grad / state["square"].sqrt().add(torch.finfo(grad.dtype).tiny)
         update = graft
         if _has_factors(grad, group):
             update = grad

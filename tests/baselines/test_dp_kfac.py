@@ -1,4 +1,4 @@
-"""Truth: KAISA's rule, fed the rows that the owner of a layer has; on one process KAISA itself."""
+"""Truth: KAISA's rule with factors per example, of the rows that the owner of a layer has."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
-from baselines import KAISA, build
+from baselines import build
 from baselines.kfac import dp_kfac
+from baselines.kfac._per_example import PerExampleKFAC
 from mkor_core import Preconditioner
 from mkor_core.capture.autograd import Precision, matmul_precision, usual_precision
 from mkor_core.ranks import comm
@@ -49,18 +50,39 @@ def step(rank: int, world: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("chosen", [{}, {"compute_method": "inverse", "kl_clip": None, "factor_decay": 0.5}])
-def test_on_one_process_it_is_kaisa(chosen: dict[str, Any]):
+def test_on_one_process_it_is_kaisas_rule_with_factors_per_example(chosen: dict[str, Any]):
     results = []
-    for name in ("kaisa", "dp_kfac"):
+    shared = {"factor_decay": 0.95, "factor_update_period": 2, "inverse_update_period": 3, **chosen}
+    for name in ("sgd", "dp_kfac"):
         model = network()
-        shared = {"lr": 0.05, "momentum": 0.9, "factor_decay": 0.95, "factor_update_period": 2}
-        optimizer, _ = build(name, model, {**shared, "inverse_update_period": 3, **chosen})
+        own = shared if name == "dp_kfac" else {}
+        optimizer, _ = build(name, model, {"lr": 0.05, "momentum": 0.9, **own})
+        if name == "sgd":
+            Preconditioner(model, PerExampleKFAC(**shared)).attach(optimizer)
         for _ in range(5):
             optimizer.zero_grad()
             model(batch(0, 1)).square().mean().backward()
             optimizer.step()
         results.append([parameter.detach() for parameter in model.parameters()])
     assert_close(results[1], results[0], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_its_factors_are_those_of_the_loss_of_an_example(parts: int):
+    """Truth: ``C = N G^T G`` for the rows of the mean loss over N examples, in any number of micro-batches."""
+    torch.manual_seed(0)
+    layer, inputs = nn.Linear(4, 3).double(), batch(0, 1)
+    options = {"lr": RATE, "factor_decay": 0.5, "kl_clip": None}
+    optimizer, _ = build("dp_kfac", layer, options, accumulation_steps=parts)
+    output = layer(inputs)
+    (grad,) = torch.autograd.grad(output.square().mean(), output)
+    for part in inputs.chunk(parts):
+        (layer(part).square().mean() / parts).backward()
+    optimizer.step()
+    state = optimizer.state_dict()["dp_kfac"]["layers"][""]
+    rows = torch.cat([inputs, torch.ones(EXAMPLES, 1).double()], 1)
+    assert_close(state["left"], 0.5 * torch.eye(3).double() + 0.5 * EXAMPLES * grad.T @ grad)
+    assert_close(state["right"], 0.5 * torch.eye(5).double() + 0.5 * rows.T @ rows / EXAMPLES)
 
 
 def test_products_have_the_precisions_of_a_preconditioners(monkeypatch: pytest.MonkeyPatch):
@@ -77,13 +99,13 @@ def test_products_have_the_precisions_of_a_preconditioners(monkeypatch: pytest.M
     monkeypatch.setattr(dp_kfac, "matmul_precision", at)
     monkeypatch.setattr(dp_kfac, "usual_precision", lambda device: "high")
     for name in ("accumulate", "refresh", "precondition"):
-        original = getattr(KAISA, name)
+        original = getattr(PerExampleKFAC, name)
 
         def record(*arguments: Any, name: str = name, original: Any = original) -> Any:
             found.append((name, current[-1]))
             return original(*arguments)
 
-        monkeypatch.setattr(KAISA, name, record)
+        monkeypatch.setattr(PerExampleKFAC, name, record)
     model = network()
     optimizer, _ = build("dp_kfac", model, {"lr": 0.1})
     model(batch(0, 1)).square().mean().backward()
@@ -105,7 +127,7 @@ def test_only_its_owner_has_a_layer_s_factors(of_ranks):
 
 def test_ranks_take_the_steps_of_kaisa_on_the_owners_shares(of_ranks):
     """Factors from the owner's share of the batch and its own mean loss, gradients from the whole batch."""
-    kfac, states = KAISA(**OPTIONS), {}
+    kfac, states = PerExampleKFAC(**OPTIONS), {}
     for rank in range(2):
         model = network()
         alone = Preconditioner(model, kfac)

@@ -248,20 +248,6 @@ def test_soap_repeats_itself_where_its_first_factors_are_regular(d_in, repeats):
     assert ((changes[1] - changes[0]).norm() < 1e-5 * changes[0].norm()) == repeats
 
 
-@pytest.mark.parametrize("match_adamw_rms", [False, True])
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_muon_is_torchs_muon(match_adamw_rms, nesterov):
-    """Truth: torch's own Muon (from 2.9 on), on a matrix."""
-    muon = pytest.importorskip("torch.optim._muon").Muon
-    grads = [random(6, 4, seed=seed) for seed in range(4)]
-    options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
-    ours, optimizer = linear(6, 4, "muon", lr=0.1, match_adamw_rms=match_adamw_rms, **options)
-    theirs = nn.Parameter(ours.weight.detach().clone())
-    adjust = "match_rms_adamw" if match_adamw_rms else "original"
-    truth = steps(muon([theirs], lr=0.1, adjust_lr_fn=adjust, **options), theirs, grads)
-    assert_close(steps(optimizer, ours.weight, grads), truth, rtol=0, atol=2e-3)
-
-
 def test_muon_takes_the_weights_of_layers_and_leaves_the_rest_to_adamw():
     model = Tied()
     optimizer, _ = build("muon", model, {"lr": 0.1}, exclude="^head$")

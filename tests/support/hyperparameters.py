@@ -26,7 +26,7 @@ FAST: dict[str, dict[str, Any]] = {
     "soap": {"update_period": 2},
     "thermo_kfac": {"factor_update_period": 1, "inverse_update_period": 2},
     "kl_shampoo": {"update_period": 2},
-    "newton_muon": {"update_period": 2},
+    "newton_muon": {"update_period": 1},
     "mkor_muon": {"inverse_update_period": 2},
     "mac": {"factor_update_period": 1, "inverse_update_period": 2},
     "foof": {"factor_update_period": 1, "inverse_update_period": 2, "damping": 0.1},
@@ -43,6 +43,7 @@ LEARNING_RATES = {
     "cgfac": 0.002,
     "hylo": 0.01,
     "schedule_free_adamw": 0.05,
+    "sketchy": 0.001,  # its first updates are about 30 times as long as later ones
     "rs_kfac": 0.3,
     "b_kfac": 0.3,
 }
