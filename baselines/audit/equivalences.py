@@ -63,7 +63,7 @@ def _groups(subject: Subject, settings: dict[str, dict[str, Any]]) -> Verdict:
         error = max(((both[n] - apart[n]).norm() / (apart[n] - 1).norm()).item() for n in "ab")
         assert error < {subject.tolerance}, f"two groups move elsewhere than two optimizers, by a share of {{error:.2g}}"
         """,
-        exact=False,
+        compares="numbers",
     )
 
 
@@ -96,7 +96,7 @@ def groups_override_defaults(subject: Subject) -> Verdict:
         error = ((train(model, optimizer, range(8)) - plain).norm() / (plain - start).norm()).item()
         assert error < {subject.tolerance}, f"hyperparameters in the group train elsewhere, by a share of {{error:.2g}}"
         """,
-        exact=False,
+        compares="numbers",
     )
 
 
@@ -113,7 +113,7 @@ def _flag(subject: Subject, name: str) -> Verdict:
             error = ((other - plain).norm() / plain.norm()).item()
             assert error < {max(1e-7, subject.rounding)!r}, f"{name}=True moves weights elsewhere, by a share of {{error:.2g}}"
             """,
-            exact=False,
+            compares="numbers",
         )
         if verdict.found != "held":
             break
@@ -151,7 +151,7 @@ def compiled_is_eager(subject: Subject) -> Verdict:
         error = ((train(model, optimizer, range(6)) - plain).norm() / (plain - start).norm()).item()
         assert error < {max(1e-4, subject.rounding)!r}, f"a compiled step moves weights elsewhere, by a share of {{error:.2g}}"
         """,
-        exact=False,
+        compares="numbers",
         in_processes=True,
     )
 
@@ -177,7 +177,7 @@ RANKS = """
 def _on_ranks(subject: Subject, together: str, what: str) -> Verdict:
     text = RANKS.replace("TOGETHER", together).replace("TOLERANCE", repr(max(1e-7, subject.rounding)))
     return _limit(subject) or subject.holds(
-        text.replace("WHAT", what), "tempfile, torch, torch.distributed.fsdp", exact=False, in_processes=True
+        text.replace("WHAT", what), "tempfile, torch, torch.distributed.fsdp", compares="numbers", in_processes=True
     )
 
 

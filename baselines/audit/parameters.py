@@ -83,7 +83,7 @@ def unused_parameters_change_nothing(subject: Subject) -> Verdict:
     error = ((train(*new(unused, torch.float64), range(8))[15:] - plain).norm() / (plain - start).norm()).item()
     assert error < {subject.tolerance}, f"beside an unused parameter the others move elsewhere, by a share of {{error:.2g}}"
     """,
-        exact=False,
+        compares="numbers",
     )
 
 
@@ -91,7 +91,7 @@ def unused_parameters_change_nothing(subject: Subject) -> Verdict:
 def late_parameters_start_afresh(subject: Subject) -> Verdict:
     """A parameter whose first gradient comes late takes the step that a new optimizer takes."""
     if not subject.is_plain:
-        return inapplicable("its periods count the steps of the optimizer.")
+        return inapplicable("its periods count the steps of all layers.")
     last, entries = ("bias", 4) if subject.task.model.count("False") == 0 else ("weight", 32)
     verdict = _reason(subject) or subject.holds(
         f"""
@@ -106,7 +106,7 @@ def late_parameters_start_afresh(subject: Subject) -> Verdict:
         assert abs(ratio - 1) < 1e-3, f"a first step that comes after 6 of others has {{ratio:.3g}} times the length"
         """,
         "copy, torch",
-        exact=False,
+        compares="numbers",
     )
     if verdict.found == "failed" and (counted := _counted(subject)):
         return inapplicable(f"the group counts steps ({counted}), for all its parameters: {verdict.statement}.")
@@ -128,7 +128,7 @@ def _counted(subject: Subject) -> str:
 def gradients_stay(subject: Subject) -> Verdict:
     """A step leaves ``.grad`` as the backward pass made it."""
     if not subject.is_plain:
-        return inapplicable("a preconditioner replaces the gradients, as documented.")
+        return inapplicable("it replaces the gradients by its updates, as documented.")
     return _reason(subject, gradients=True) or subject.holds(
         """
         (model, optimizer), kept = new(), []
@@ -153,7 +153,7 @@ def layouts_of_weights(subject: Subject) -> Verdict:
         error = ((train(*new(turn, torch.float64), range(8)) - plain).norm() / (plain - start).norm()).item()
         assert error < {subject.tolerance}, f"a weight that is not contiguous moves elsewhere, by a share of {{error:.2g}}"
         """,
-        exact=False,
+        compares="numbers",
     )
 
 
@@ -161,7 +161,7 @@ def layouts_of_weights(subject: Subject) -> Verdict:
 def layouts_of_gradients(subject: Subject) -> Verdict:
     """A gradient that is not contiguous moves the weights as one that is."""
     if not subject.is_plain:
-        return inapplicable("a preconditioner replaces the gradients, as documented.")
+        return inapplicable("it replaces the gradients by its updates, as documented.")
     return _reason(subject, gradients=True) or subject.holds(
         f"""
         (model, optimizer), start = new(dtype=torch.float64), train(*new(dtype=torch.float64), [])
@@ -171,7 +171,7 @@ def layouts_of_gradients(subject: Subject) -> Verdict:
         error = ((train(model, optimizer, range(8)) - plain).norm() / (plain - start).norm()).item()
         assert error < {subject.tolerance}, f"gradients that are not contiguous move weights elsewhere: a share of {{error:.2g}}"
         """,
-        exact=False,
+        compares="numbers",
     )
 
 
@@ -196,7 +196,7 @@ def all_shapes_move(subject: Subject) -> Verdict:
             optimizer.step({"lambda: w.detach().square().sum()" if subject.by_closure else ""})
         assert w.ne(1).any(), "a parameter of shape {shape} has not moved after 40 gradients"
         """,
-                exact=False,
+                compares="nothing",
             )
         )
         if verdict.found == "failed":
@@ -220,7 +220,7 @@ def empty_parameters(subject: Subject) -> Verdict:
             optimizer.step()
         assert model[0].isfinite().all(), "beside a parameter without entries, weights are no longer finite"
         """,
-        exact=False,
+        compares="nothing",
     )
 
 
@@ -237,7 +237,7 @@ def complex_parameters(subject: Subject) -> Verdict:
         moved = [part.item() for part in ((w.real - 1).mean(), (w.imag - 2).mean())]
         assert max(moved) < 0, f"the parts of 1 + 2j move by {moved} with a gradient equal to the weight"
         """,
-        exact=False,
+        compares="nothing",
     )
 
 
@@ -259,7 +259,7 @@ def sparse_gradients(subject: Subject) -> Verdict:
             optimizer.step()
         assert losses[-1] < losses[0], f"with sparse gradients the loss goes from {losses[0]:.6g} to {losses[-1]:.6g}"
         """,
-        exact=False,
+        compares="nothing",
     )
 
 
@@ -291,7 +291,7 @@ def _precision(subject: Subject, dtype: str) -> Verdict:
     for factor in (1, 10, 0.1, 100) if subject.lr else (1,):
         options = f"lr={subject.lr * factor:.3g}" if subject.lr else ""
         text = PRECISION.replace("DTYPE", dtype).replace(", OPTIONS", f", {options}" if options else "")
-        verdict = subject.holds(text, exact=False)
+        verdict = subject.holds(text, compares="nothing")
         if verdict.found == "held":
             return verdict
     return verdict
@@ -311,7 +311,7 @@ def no_hidden_nan(subject: Subject) -> Verdict:
                     if torch.is_tensor(value) and not value.isfinite().all()]
             assert not (finite and kept), f"12 steps after a gradient of {value} weights are finite, but not {{kept[0]}}"
             """,
-            exact=False,
+            compares="nothing",
         )
         if verdict.found != "held":
             return verdict
@@ -331,7 +331,7 @@ def order_of_parameters(subject: Subject) -> Verdict:
         error = ((train(*new(reverse, torch.float64), range(8)) - plain).norm() / (plain - start).norm()).item()
         assert error < {subject.tolerance}, f"in the reverse order parameters move elsewhere, by a share of {{error:.2g}}"
         """,
-        exact=False,
+        compares="numbers",
     )
 
 
@@ -356,7 +356,7 @@ def parameters_are_independent(subject: Subject) -> Verdict:
             cosine = torch.nn.functional.cosine_similarity(*moves, 0).item()
             assert cosine > 0.99 or not moves[0].any(), f"cosine {{cosine:.3g}} of steps that differ in the other gradient"
             """,
-            exact=False,
+            compares="numbers",
         )
         if verdict.found != "held":
             return verdict
