@@ -84,7 +84,7 @@ def _cosine(subject: Subject) -> str:
 
 
 def _gradient(model: nn.Module) -> Tensor:
-    return torch.cat([torch.zeros_like(w).flatten() if w.grad is None else w.grad.flatten() for w in model.parameters()])
+    return torch.cat([w.grad.flatten() for w in model.parameters() if w.grad is not None])
 
 
 def _moves(make: Callable[[list[nn.Parameter]], Optimizer], turn: Callable[[Tensor], Tensor] = lambda g: g) -> Tensor:
@@ -121,7 +121,7 @@ def _turned(subject: Subject, left: Tensor, right: Tensor) -> str:
     plain = _moves(_own(subject))
     turned = left.T @ _moves(_own(subject), lambda grad: left @ grad @ right.T) @ right
     error = float((turned - plain).norm() / plain.norm())
-    return f"turns the steps alike (error {error:.1g})" if error < 1e-2 else f"changes the steps, by a share of {error:.2g}"
+    return f"turns the steps alike (error {error:.1g})" if error < 1e-2 else f"changes the steps, off by {error:.2g}"
 
 
 def _kin(subject: Subject) -> str:

@@ -67,8 +67,7 @@ def unused_parameters_stay(subject: Subject) -> Verdict:
         + """
     model, optimizer = new(unused, torch.float64)
     train(model, optimizer, range(8))
-    change = (model.unused - 1).abs().max().item()
-    assert change == 0, f"a parameter without a gradient changes by {change:.2g}"
+    assert model.unused.eq(1).all(), f"a parameter without a gradient goes from 1 to {model.unused.mean().item():.6g}"
     """
     )
 
@@ -81,7 +80,7 @@ def unused_parameters_change_nothing(subject: Subject) -> Verdict:
         + f"""
     start, plain = (train(*new(dtype=torch.float64), range(steps)) for steps in (0, 8))
     error = ((train(*new(unused, torch.float64), range(8))[15:] - plain).norm() / (plain - start).norm()).item()
-    assert error < {subject.tolerance}, f"beside an unused parameter the others move elsewhere, by a share of {{error:.2g}}"
+    assert error < {subject.tolerance}, f"beside an unused parameter the others move elsewhere, off by {{error:.2g}}"
     """,
         compares="numbers",
     )
@@ -98,12 +97,10 @@ def late_parameters_start_afresh(subject: Subject) -> Verdict:
         model, optimizer = new(dtype=torch.float64)
         model[2].{last}.requires_grad_(False)
         train(model, optimizer, range(6))
-        model[2].{last}.requires_grad_(True)
-        again, fresh = new(lambda _: copy.deepcopy(model))
-        old, late, first = (end[-{entries}:] for end in (
-            train(model, optimizer, []), train(model, optimizer, [6]), train(again, fresh, [6])))
-        ratio = ((late - old).norm() / (first - old).norm()).item()
-        assert abs(ratio - 1) < 1e-3, f"a first step that comes after 6 of others has {{ratio:.3g}} times the length"
+        model.requires_grad_(True)
+        pairs = (model, optimizer), new(lambda _: copy.deepcopy(model))
+        late, first = ((-train(*pair, []) + train(*pair, [6]))[-{entries}:].norm() for pair in pairs)
+        assert abs(late / first - 1) < 1e-3, f"a first step after 6 of others has {{late / first:.3g}} times the length"
         """,
         "copy, torch",
         compares="numbers",
@@ -151,7 +148,7 @@ def layouts_of_weights(subject: Subject) -> Verdict:
             return model
         start, plain = (train(*new(dtype=torch.float64), range(steps)) for steps in (0, 8))
         error = ((train(*new(turn, torch.float64), range(8)) - plain).norm() / (plain - start).norm()).item()
-        assert error < {subject.tolerance}, f"a weight that is not contiguous moves elsewhere, by a share of {{error:.2g}}"
+        assert error < {subject.tolerance}, f"a weight that is not contiguous moves elsewhere, off by {{error:.2g}}"
         """,
         compares="numbers",
     )
@@ -169,7 +166,7 @@ def layouts_of_gradients(subject: Subject) -> Verdict:
         turn = lambda *_: setattr(weight, "grad", weight.grad.T.contiguous().T)
         optimizer.register_step_pre_hook(turn)
         error = ((train(model, optimizer, range(8)) - plain).norm() / (plain - start).norm()).item()
-        assert error < {subject.tolerance}, f"gradients that are not contiguous move weights elsewhere: a share of {{error:.2g}}"
+        assert error < {subject.tolerance}, f"gradients that are not contiguous move weights elsewhere, off by {{error:.2g}}"
         """,
         compares="numbers",
     )
@@ -235,7 +232,7 @@ def complex_parameters(subject: Subject) -> Verdict:
             w.grad = w.detach().clone()
             optimizer.step()
         moved = [part.item() for part in ((w.real - 1).mean(), (w.imag - 2).mean())]
-        assert max(moved) < 0, f"the parts of 1 + 2j move by {moved} with a gradient equal to the weight"
+        assert max(moved) < 0.1 * min(moved), f"the parts of 1 + 2j move by {moved} with a gradient equal to the weight"
         """,
         compares="nothing",
     )
@@ -267,10 +264,10 @@ PRECISION = """
     step, (model, optimizer) = 0, new(dtype=DTYPE, OPTIONS)
     x = {batch}
     before = {loss}.item()
-    train(model, optimizer, [0] * 100)
-    after, dtypes = {loss}.item(), {w.dtype for w in model.parameters()}
-    assert after < before, f"in DTYPE the loss goes from {before:.4g} to {after:.4g} in 100 steps of one batch"
-    assert dtypes == {DTYPE}, f"parameters of DTYPE become {dtypes}"
+    train(model, optimizer, [0])
+    assert {w.dtype for w in model.parameters()} == {DTYPE}, "parameters of DTYPE have another dtype after a step"
+    train(model, optimizer, [0] * 99)
+    assert {loss}.item() < before, f"in DTYPE the loss goes from {before:.4g} to {{loss}.item():.4g} in 100 steps"
     """
 
 
@@ -329,7 +326,7 @@ def order_of_parameters(subject: Subject) -> Verdict:
             return model
         start, plain = (train(*new(dtype=torch.float64), range(steps)) for steps in (0, 8))
         error = ((train(*new(reverse, torch.float64), range(8)) - plain).norm() / (plain - start).norm()).item()
-        assert error < {subject.tolerance}, f"in the reverse order parameters move elsewhere, by a share of {{error:.2g}}"
+        assert error < {subject.tolerance}, f"in the reverse order parameters move elsewhere, off by {{error:.2g}}"
         """,
         compares="numbers",
     )

@@ -87,7 +87,9 @@ def as_html(audit: Audit) -> str:
         cells = (verdict.found, prop.name, prop.statement, verdict.statement)
         texts = [html.escape(cell) for cell in cells]
         rows.append("<tr>" + "".join(f"<td>{text}</td>" for text in texts[:-1]) + f"<td>{texts[-1]}{script}</td></tr>")
-    rows += [f"<tr><td>fact</td><td>{f.name}</td><td></td><td>{html.escape(f.statement)}</td></tr>" for f in audit.facts]
+    rows += [
+        f"<tr><td>fact</td><td>{f.name}</td><td></td><td>{html.escape(f.statement)}</td></tr>" for f in audit.facts
+    ]
     title = html.escape(f"Audit of {audit.subject}")
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>'

@@ -83,6 +83,15 @@ CONVOLUTION = Task(
 )
 
 
+FIRST_STEP = "lr is the length of the first step alone, as documented."
+DOCUMENTED: Mapping[tuple[str, str], str] = {
+    ("torch.optim:Rprop", "a changed lr is used"): FIRST_STEP,
+    ("torch.optim:Rprop", "a tensor lr is read at each step"): FIRST_STEP,
+    ("muon", "gradients stay"): "as in its authors' code, Nesterov's momentum is written into .grad.",
+}
+"""What optimizers do by intention, by target and property: such a property does not apply."""
+
+
 @dataclass(frozen=True)
 class Hyperparameter:
     """An argument of the optimizer: its default, and the annotation, which is None if there is none."""
@@ -198,6 +207,10 @@ class Subject:
     def takes_dense(self) -> bool:
         """Whether gradients are dense."""
         return self.task is not TASKS[2]
+
+    def intended(self, name: str) -> str | None:
+        """Return the reason for which a property does not apply by intention; None if there is none."""
+        return DOCUMENTED.get((self.target, name))
 
     def value(self, name: str) -> Any:
         """Return the value of a hyperparameter in this audit."""
@@ -416,10 +429,18 @@ def _hints(owner: Any) -> dict[str, Any]:
 
 
 def _optimizer_signature(cls: type[Optimizer]) -> dict[str, Hyperparameter]:
-    hints = _hints(cls.__init__)
-    parameters = [*inspect.signature(cls).parameters.values()][1:]
-    named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    return {one.name: Hyperparameter(one.default, hints.get(one.name)) for one in named}
+    """Return a class's arguments, and where they are passed on as ``**keywords``, those of its bases."""
+    found: dict[str, Hyperparameter] = {}
+    for base in cls.__mro__[: cls.__mro__.index(Optimizer)]:
+        if "__init__" not in vars(base):
+            continue
+        hints = _hints(base.__init__)
+        parameters = [*inspect.signature(base.__init__).parameters.values()][2:]  # without self and the parameters
+        named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        found = {one.name: Hyperparameter(one.default, hints.get(one.name)) for one in named} | found
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            break
+    return found
 
 
 def _method_signature(cls: type[Method]) -> dict[str, Hyperparameter]:

@@ -48,6 +48,8 @@ class Property:
 
     def verdict(self, subject: Subject) -> Verdict:
         """Return what is found of the property; torch's random numbers and threads stay as they are."""
+        if (reason := subject.intended(self.name)) is not None:
+            return inapplicable(reason)
         start = time.perf_counter()
         with subject.at_work():
             found = self.find(subject)

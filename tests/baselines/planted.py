@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -438,7 +439,7 @@ class PickleLosesState(Sound):
         return {**super().__getstate__(), "state": {}}
 
     def __setstate__(self, state):
-        super().__setstate__({**state, "state": type(self.state)(dict)})
+        super().__setstate__({**state, "state": defaultdict(dict)})
 
 
 class RoundsState(Sound):
@@ -522,7 +523,7 @@ class EmptyPoisons(Sound):
 
     def direction(self, grad, state, group):
         sizes = [w.grad.abs().mean() for w in group["params"] if w.grad is not None]
-        return super().direction(grad, state, group) * torch.stack(sizes).mean().sign()
+        return super().direction(grad, state, group) * (1 + 0 * torch.stack(sizes).mean())
 
 
 class RealPartOnly(Sound):
