@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from baselines.audit.subject import CONVOLUTION, Subject
+from baselines.audit.subject import CONVOLUTION, NORM, Subject
 from baselines.audit.verdicts import Theme, Verdict, held, inapplicable
 
 THEME = Theme()
@@ -22,7 +22,7 @@ SAME_RESULT = ("foreach", "fused", "capturable", "differentiable", "compile", "t
 OF_RANKS = ("process_group", "rank", "world", "grad_worker_fraction", "rows", "distributed")
 """Parts of the names of arguments that may act on several ranks only."""
 STEPS = 30
-SWEEP_LIMIT = 20.0
+SWEEP_LIMIT = 12.0
 """Seconds of work for the search for a setting in which a hyperparameter acts."""
 FLOATS = (0.5, 1e-7, 0.9, 1e6, 0.1, 1.0, 0.99, 2.0, 0.01, 0.0, -0.1)
 FACTORS = (2.0, 0.5, 1e-3, 1e3, 10.0, 0.1, 1e6, 1e-6)
@@ -181,6 +181,7 @@ def _trajectories(subject: Subject) -> Iterator[dict[str, Any]]:
     if subject.takes_dense:
         yield {"dtype": torch.bfloat16}
         yield {"task": CONVOLUTION}
+        yield {"task": NORM}
 
 
 def _end(subject: Subject, kind: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Any] | None:

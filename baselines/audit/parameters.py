@@ -166,7 +166,7 @@ def layouts_of_gradients(subject: Subject) -> Verdict:
         turn = lambda *_: setattr(weight, "grad", weight.grad.T.contiguous().T)
         optimizer.register_step_pre_hook(turn)
         error = ((train(model, optimizer, range(8)) - plain).norm() / (plain - start).norm()).item()
-        assert error < {subject.tolerance}, f"gradients that are not contiguous move weights elsewhere, off by {{error:.2g}}"
+        assert error < {subject.tolerance}, f"gradients not contiguous move weights elsewhere, off by {{error:.2g}}"
         """,
         compares="numbers",
     )
@@ -306,7 +306,7 @@ def no_hidden_nan(subject: Subject) -> Verdict:
             finite = train(model, optimizer, range(4, 16)).isfinite().all()
             kept = [name for state in optimizer.state.values() for name, value in state.items()
                     if torch.is_tensor(value) and not value.isfinite().all()]
-            assert not (finite and kept), f"12 steps after a gradient of {value} weights are finite, but not {{kept[0]}}"
+            assert not (finite and kept), f"12 steps after gradients of {value} weights are finite, not {{kept[0]}}"
             """,
             compares="nothing",
         )
@@ -351,7 +351,7 @@ def parameters_are_independent(subject: Subject) -> Verdict:
                     optimizer.step()
                 moves.append(weights[{which}].detach().flatten())
             cosine = torch.nn.functional.cosine_similarity(*moves, 0).item()
-            assert cosine > 0.99 or not moves[0].any(), f"cosine {{cosine:.3g}} of steps that differ in the other gradient"
+            assert cosine > 0.99 or not moves[0].any(), f"cosine {{cosine:.3g}} of steps beside another gradient"
             """,
             compares="numbers",
         )

@@ -22,7 +22,7 @@ RESUMED = """
 @THEME.add
 def same_bits(subject: Subject) -> Verdict:
     """Two runs from the same seed give the same bits."""
-    verdict = subject.holds(
+    return subject.holds(
         """
         change = (train(*new(), range(12)) - train(*new(), range(12))).abs().max().item()
         assert change == 0, f"two runs from the same seed differ by {change:.2g}"
@@ -30,7 +30,6 @@ def same_bits(subject: Subject) -> Verdict:
         error="failed",
         compares="nothing",
     )
-    return verdict
 
 
 @THEME.add

@@ -81,7 +81,12 @@ CONVOLUTION = Task(
     DENSE_BATCH,
     "(model(x.repeat(1, 4).view(-1, 1, 4, 6)[..., :4]) - x[:, :4]).square().mean()",
 )
-
+NORM = Task(
+    "a layer norm",
+    "torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))",
+    DENSE_BATCH,
+    DENSE_LOSS,
+)
 
 FIRST_STEP = "lr is the length of the first step alone, as documented."
 DOCUMENTED: Mapping[tuple[str, str], str] = {
