@@ -7,19 +7,18 @@ itself; one that does not show the failure makes the property not applicable.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import inspect
+import io
 import multiprocessing
-import os
 import resource
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -63,41 +62,53 @@ def classes(package: str) -> Iterator[str]:
 
 
 def audited(package: str, target: str, *, slow: bool) -> Row:
-    """Return what is found of an optimizer, in a process of its own."""
-    receive, send = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_work, args=(target, slow, send))
-    process.start()
-    send.close()
-    try:
-        counts, failures = receive.recv()
-    except EOFError:
-        counts, failures = (0, 0, 0), f"no end within {TIME_LIMIT} s of work"
-    process.join()
-    return Row(package, version(package), target.partition(":")[2], *counts, failures)
+    """Return what is found of an optimizer, in a process of its own, as are the reproducers."""
+    found = _in_process(_audit, target, slow)
+    if found is None:
+        found = (0, 0, 0), [], f"no end within {TIME_LIMIT} s of work"
+    (held, failed, other), failures, reason = found
+    shown = [text for text, script in failures if not _in_process(_run, script)]
+    counts = held, len(shown), other + failed - len(shown)
+    return Row(package, version(package), target.partition(":")[2], *counts, reason or "; ".join(shown))
 
 
-def _work(target: str, slow: bool, send: multiprocessing.connection.Connection) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (TIME_LIMIT, TIME_LIMIT))
+def _audit(target: str, slow: bool) -> tuple[tuple[int, int, int], list[tuple[str, str]], str]:
+    """Return the numbers of verdicts, each failure with its script, and the reason if nothing was audited."""
     try:
         audit = audit_of(Subject(target), slow=slow)
     except BadSubject as error:
-        send.send(((0, 0, 0), f"not audited: {error}"))
-        return
+        return (0, 0, 0), [], f"not audited: {error}"
     failed = [(prop, verdict) for prop, verdict in audit.verdicts if verdict.found == "failed"]
-    shown = [(prop, verdict) for prop, verdict in failed if shows(verdict.reproducer)]
-    doubtful = len(failed) - len(shown)
-    counts = audit.count("held"), len(shown), audit.count("not applicable") + doubtful
-    send.send((counts, "; ".join(f"{prop}: {verdict.statement}" for prop, verdict in shown)))
+    counts = audit.count("held"), len(failed), audit.count("not applicable")
+    return counts, [(f"{prop}: {verdict.statement}", verdict.reproducer) for prop, verdict in failed], ""
 
 
-def shows(script: str) -> bool:
-    """Return whether a reproducer, run by itself, ends with an error."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "reproducer.py")
-        path.write_text(script)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        run = subprocess.run([sys.executable, str(path)], env=environment, capture_output=True, check=False)
-    return run.returncode != 0
+def _run(script: str) -> bool:
+    exec(compile(script, "reproducer.py", "exec"), {"__name__": "__main__"})
+    return True
+
+
+def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns in a forked process; None if it raises an error or works too long."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (TIME_LIMIT, TIME_LIMIT))
+        torch.set_num_threads(1)
+        quiet = io.StringIO()
+        with contextlib.redirect_stderr(quiet), contextlib.redirect_stdout(quiet), contextlib.suppress(Exception):
+            send.send(work(*arguments))
+
+    process = context.Process(target=limited)
+    process.start()
+    send.close()
+    try:
+        return receive.recv()
+    except EOFError:
+        return None
+    finally:
+        process.join()
 
 
 def table(rows: list[Row]) -> str:
@@ -134,12 +145,14 @@ def main() -> None:
     parser.add_argument("packages", nargs="*", default=[*PACKAGES])
     parser.add_argument("--out", type=Path, default=Path("results/reference/audit.csv"))
     parser.add_argument("--slow", action="store_true", help="also what starts processes or compiles")
+    parser.add_argument("--workers", type=int, default=1, help="optimizers that are audited at a time")
     chosen = parser.parse_args()
-    rows = []
-    for package in chosen.packages:
-        for target in classes(package):
-            rows.append(audited(package, target, slow=chosen.slow))
-            print(*rows[-1], flush=True)
+    todo = [(package, target) for package in chosen.packages for target in classes(package)]
+    rows: list[Row] = []
+    with ThreadPoolExecutor(chosen.workers) as pool:
+        for row in pool.map(lambda one: audited(*one, slow=chosen.slow), todo):
+            rows.append(row)
+            print(*row, flush=True)
             write(rows, chosen.out)
 
 

@@ -10,8 +10,9 @@ In a test, with one case a property::
 from __future__ import annotations
 
 from baselines.audit import descent, equivalences, parameters, state
+from baselines.audit.declared import Property
 from baselines.audit.subject import BadSubject, Subject
-from baselines.audit.verdicts import Property, Verdict
+from baselines.audit.verdicts import Verdict
 
 __all__ = ["BadSubject", "Property", "Subject", "Verdict", "properties"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import combinations
 from time import process_time
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from baselines.audit.subject import CONVOLUTION, NORM, Subject
-from baselines.audit.verdicts import Theme, Verdict, held, inapplicable
+from baselines.audit.declared import Theme
+from baselines.audit.scripts import CONVOLUTION, NORM
+from baselines.audit.subject import Subject
+from baselines.audit.verdicts import Verdict, held, inapplicable
 
 THEME = Theme()
 
@@ -73,7 +76,8 @@ def hyperparameters_act(subject: Subject) -> Verdict:
         acts, complete = _acts(subject, name, accepted, min(deadline, process_time() + SWEEP_LIMIT))
         if acts:
             continue
-        if not complete or not alone or (subject.value(name) is None and known.hint is None):
+        # An lr that is None by default is there for the sake of the interface.
+        if not complete or not alone or (subject.value(name) is None and (known.hint is None or name == "lr")):
             untested.append(name)
             continue
         # Two equal runs differ if the result is random, so this would not be found dead.
@@ -87,7 +91,7 @@ def hyperparameters_act(subject: Subject) -> Verdict:
         )
         more = f", nor do {len(accepted) - 1} other values, or other settings beside them"
         return replace(verdict, statement=verdict.statement + more)
-    return held(f"not tried: {', '.join(untested)}" if untested else "")
+    return held(f"no effect seen in the settings tried: {', '.join(untested)}" if untested else "")
 
 
 def others(value: Any, hint: Any) -> Iterator[Any]:
@@ -146,7 +150,7 @@ def _part_acts(subject: Subject, name: str, values: list[Any], deadline: float) 
     own = subject.value(name)
     for context, kind in _settings(subject, name):
         one = _end(subject, kind, {**context, name: own})
-        for value in values[:6] if context else values:
+        for value in values[: (len(values), 6, 2)[len(context)]]:
             other = _end(subject, kind, {**context, name: value})
             if one is not None and other is not None and not _same(one, other):
                 return True, True
@@ -156,9 +160,13 @@ def _part_acts(subject: Subject, name: str, values: list[Any], deadline: float) 
 
 
 def _settings(subject: Subject, name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield changes of other hyperparameters and kinds of training, one at a time."""
+    """Yield changes of other hyperparameters and kinds of training, one at a time, then pairs of such changes."""
     yield from (({}, kind) for kind in _trajectories(subject))
-    yield from ((context, {}) for context in _contexts(subject, name))
+    contexts = [*_contexts(subject, name)]
+    yield from ((context, {}) for context in contexts)
+    for one, other in combinations(contexts, 2):
+        if one.keys() != other.keys():
+            yield {**one, **other}, {}
 
 
 def _contexts(subject: Subject, name: str) -> Iterator[dict[str, Any]]:
@@ -168,7 +176,7 @@ def _contexts(subject: Subject, name: str) -> Iterator[dict[str, Any]]:
             continue
         tried = 0
         for value in others(subject.value(other), known.hint):
-            if tried < 4 and _builds(subject, other, value):
+            if tried < 3 and _builds(subject, other, value):
                 tried += 1
                 yield {other: value}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import baselines
+from baselines.audit.declared import Theme
 from baselines.audit.subject import Subject
-from baselines.audit.verdicts import Theme, Verdict, inapplicable
+from baselines.audit.verdicts import Verdict, inapplicable
 
 THEME = Theme()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from baselines.audit.declared import Theme
 from baselines.audit.subject import Subject
-from baselines.audit.verdicts import Theme, Verdict, held, inapplicable
+from baselines.audit.verdicts import Verdict, held, inapplicable
 
 THEME = Theme()
 

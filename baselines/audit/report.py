@@ -7,9 +7,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baselines.audit.declared import Property
 from baselines.audit.facts import Fact
 from baselines.audit.subject import Subject
-from baselines.audit.verdicts import Property, Verdict
+from baselines.audit.verdicts import Verdict
 
 ORDER = ("failed", "held", "not applicable")
 

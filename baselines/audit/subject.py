@@ -1,4 +1,4 @@
-"""The optimizer that is audited: how it is built, what it trains, and the scripts that are run on it.
+"""The optimizer that is audited: how it is built, and the texts of scripts that are run on it.
 
 A property is a script of a few lines. The audit executes the very text that a failure prints, so that a failure is
 always one that its reproducer shows.
@@ -10,16 +10,11 @@ import contextlib
 import importlib
 import inspect
 import io
-import os
-import subprocess
-import sys
-import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import torch
@@ -27,66 +22,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import baselines
+from baselines.audit.scripts import SCRIPT, TASKS, Task, here, in_process, one_line
 from baselines.audit.verdicts import Verdict, held, inapplicable
 from mkor_core import Method
 from mkor_core.method import FollowsLoss
 
 LONGEST_REPRODUCER = 20
 """Lines of a reproducer."""
-SCRIPT = "<reproducer>"
-PROCESS_LIMIT = 60
-"""Seconds after which a script that starts processes is stopped."""
 
 
 class BadSubject(ValueError):
     """What cannot be audited; the message is one line."""
 
-
-@dataclass(frozen=True)
-class Task:
-    """What an optimizer trains: a model, a batch that a step's number draws, and the loss, as texts of Python."""
-
-    name: str
-    model: str
-    batch: str
-    loss: str
-
-
-DENSE_BATCH = "torch.randn(16, 6, generator=torch.manual_seed(step), dtype=next(model.parameters()).dtype)"
-DENSE_LOSS = "(model(x) - x[:, :4]).square().mean()"
-TASKS = (
-    Task(
-        "two linear layers",
-        "torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))",
-        DENSE_BATCH,
-        DENSE_LOSS,
-    ),
-    Task(
-        "two matrices",
-        "torch.nn.Sequential(torch.nn.Linear(6, 8, False), torch.nn.Tanh(), torch.nn.Linear(8, 4, False))",
-        DENSE_BATCH,
-        DENSE_LOSS,
-    ),
-    Task(
-        "an embedding with sparse gradients",
-        "torch.nn.Embedding(6, 4, sparse=True)",
-        "torch.randint(6, (16,), generator=torch.manual_seed(step))",
-        "(model(x) - 1).square().mean()",
-    ),
-)
-"""Tried in this order: the first that the optimizer takes is used."""
-CONVOLUTION = Task(
-    "a convolution",
-    "torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.Flatten(), torch.nn.Linear(12, 4))",
-    DENSE_BATCH,
-    "(model(x.repeat(1, 4).view(-1, 1, 4, 6)[..., :4]) - x[:, :4]).square().mean()",
-)
-NORM = Task(
-    "a layer norm",
-    "torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))",
-    DENSE_BATCH,
-    DENSE_LOSS,
-)
 
 FIRST_STEP = "lr is the length of the first step alone, as documented."
 DOCUMENTED: Mapping[tuple[str, str], str] = {
@@ -143,8 +90,8 @@ class Subject:
         try:
             found = importlib.import_module(module_name)
             cls = getattr(found, name)
-        except (ImportError, AttributeError) as error:
-            raise BadSubject(f"{self.target} cannot be imported: {_one_line(error)}") from error
+        except Exception as error:  # a module may raise whatever it likes
+            raise BadSubject(f"{self.target} cannot be imported: {one_line(error)}") from error
         self.cls = cls
         self.imports = f"from {module_name} import {name}"
         if inspect.isclass(cls) and issubclass(cls, Method):
@@ -178,7 +125,7 @@ class Subject:
                                 break
                     return
                 except Exception as error:  # noqa: BLE001  (whatever the optimizer raises says why it does not train)
-                    errors.append(_one_line(error))
+                    errors.append(one_line(error))
         raise BadSubject(f"{self.target} trains none of the audit's models: {errors[0]}")
 
     def _forget(self) -> None:
@@ -358,7 +305,7 @@ class Subject:
             task: another task than that of the subject.
         """
         script = self.text(body, imports, task)
-        found, message = _in_process(script) if in_processes else _here(script)
+        found, message = in_process(script) if in_processes else here(script)
         if found == "held":
             return held()
         if found == "raised" and error == "refused":
@@ -370,48 +317,6 @@ class Subject:
         return Verdict("failed", message, script)
 
 
-def _here(script: str) -> tuple[Literal["held", "false", "raised"], str]:
-    """Execute a script in this process."""
-    try:
-        exec(compile(script, SCRIPT, "exec"), {"__name__": "__main__"})
-    except AssertionError as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        # torch's own functions raise AssertionErrors, too.
-        own = trace is not None and trace.tb_frame.f_code.co_filename == SCRIPT
-        return ("false" if own else "raised"), _one_line(error)
-    except SystemExit:
-        return "held", ""
-    except Exception as error:  # noqa: BLE001  (what the optimizer raises is what is asked)
-        return "raised", f"{type(error).__name__}: {_one_line(error)}"
-    return "held", ""
-
-
-def _in_process(script: str) -> tuple[Literal["held", "false", "raised"], str]:
-    """Execute a script in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "reproducer.py")
-        path.write_text(script)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-W", "ignore", str(path)]
-        try:
-            run = subprocess.run(
-                command, capture_output=True, text=True, timeout=PROCESS_LIMIT, env=environment, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return "raised", f"no end within {PROCESS_LIMIT} s"
-    if run.returncode == 0:
-        return "held", ""
-    lines = [line for line in run.stderr.splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith((" ", "W", "E", "[")) and "Error" in line.partition(":")[0]]
-    last = said[-1] if said else (lines or ["no message"])[-1]
-    trace = "".join(lines[-6:])
-    if last.startswith("AssertionError: ") and "reproducer.py" in trace:
-        return "false", last.removeprefix("AssertionError: ")
-    return "raised", last
-
-
 def _function(head: str, lines: list[str]) -> str:
     return "\n".join([f"def {head}:", *(f"    {line}" for line in lines)])
 
@@ -419,11 +324,6 @@ def _function(head: str, lines: list[str]) -> str:
 def _keywords(values: Mapping[str, Any]) -> str:
     """Return the entries of a dictionary's display, each followed by a comma."""
     return "".join(f'"{key}": {value!r}, ' for key, value in values.items())
-
-
-def _one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[0][:300]
 
 
 def _hints(owner: Any) -> dict[str, Any]:

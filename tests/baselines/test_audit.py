@@ -150,7 +150,7 @@ def test_the_command_prints_each_failure_with_its_reproducer(form, capsys):
     if form == "json":
         report = json.loads(printed)
         failed = [row["property"] for row in report["properties"] if row["verdict"] == "failed"]
-        assert failed == ["unknown names are refused"]
+        assert "unknown names are refused" in failed
         assert len(report["facts"]) == 7
 
 
