@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from baselines.audit import BadSubject, Subject
-from baselines.audit.__main__ import audit_of
+from baselines.audit import BadSubject, Subject, properties
 from mkor_core import torchvision_operators  # noqa: F401  (before timm, which imports torchvision)
 
 PACKAGES = {
@@ -75,11 +74,13 @@ def audited(package: str, target: str, *, slow: bool) -> Row:
 def _audit(target: str, slow: bool) -> tuple[tuple[int, int, int], list[tuple[str, str]], str]:
     """Return the numbers of verdicts, each failure with its script, and the reason if nothing was audited."""
     try:
-        audit = audit_of(Subject(target), slow=slow)
+        subject = Subject(target)
     except BadSubject as error:
         return (0, 0, 0), [], f"not audited: {error}"
-    failed = [(prop, verdict) for prop, verdict in audit.verdicts if verdict.found == "failed"]
-    counts = audit.count("held"), len(failed), audit.count("not applicable")
+    verdicts = [(prop, prop.verdict(subject)) for prop in properties(slow=slow)]
+    failed = [(prop, verdict) for prop, verdict in verdicts if verdict.found == "failed"]
+    held = sum(verdict.found == "held" for _, verdict in verdicts)
+    counts = held, len(failed), len(verdicts) - held - len(failed)
     return counts, [(f"{prop}: {verdict.statement}", verdict.reproducer) for prop, verdict in failed], ""
 
 

@@ -60,7 +60,7 @@ def descends(subject: Subject) -> Verdict:
 
 @THEME.add
 def hyperparameters_act(subject: Subject) -> Verdict:
-    """Each hyperparameter changes the weights or the state: alone, or with another one changed."""
+    """Each number among the hyperparameters changes the weights or the state, alone or with others changed."""
     untested = []
     deadline = process_time() + 3 * SWEEP_LIMIT
     for name, known in subject.signature.items():
@@ -76,8 +76,14 @@ def hyperparameters_act(subject: Subject) -> Verdict:
         acts, complete = _acts(subject, name, accepted, min(deadline, process_time() + SWEEP_LIMIT))
         if acts:
             continue
-        # An lr that is None by default is there for the sake of the interface.
-        if not complete or not alone or (subject.value(name) is None and (known.hint is None or name == "lr")):
+        # A flag or a choice may belong to a part that only a group turns on. An lr that is None by default is there for
+        # the sake of the interface.
+        if (
+            isinstance(subject.value(name), bool | str)
+            or not complete
+            or not alone
+            or (subject.value(name) is None and (known.hint is None or name == "lr"))
+        ):
             untested.append(name)
             continue
         # Two equal runs differ if the result is random, so this would not be found dead.
@@ -316,6 +322,10 @@ def a_tensor_lr_is_read_at_each_step(subject: Subject) -> Verdict:
     """A learning rate given as a tensor and changed in place changes the next steps."""
     if not subject.lr:
         return inapplicable(NO_RATE)
+    model, optimizer = subject.new()
+    subject.train(model, optimizer, range(4))
+    if optimizer.param_groups[0]["lr"] != subject.lr:
+        return inapplicable("it sets the learning rate itself.")
     return subject.holds(
         f"""
         ends = []

@@ -10,11 +10,13 @@ import sys
 import pytest
 import torch
 
+from baselines import available
 from baselines.audit import BadSubject, Subject, properties
 from baselines.audit.__main__ import main
 from baselines.audit.facts import facts
 from baselines.audit.subject import LONGEST_REPRODUCER
 from tests.baselines import planted
+from tests.support.hyperparameters import options
 from workflow.bench.support.config import ROOT
 
 PROPERTIES = {prop.name: prop for prop in properties()}
@@ -88,8 +90,9 @@ TORCHS = [
     for name, cls in sorted(vars(torch.optim).items())
     if inspect.isclass(cls) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer
 ]
-DEAR = {"hyperparameters act", "descends"}
-"""Quick properties that train for thousands of steps: left out for optimizers that an own test audits as a whole."""
+DEAR = {"hyperparameters act", "descends", "trains in float64", "trains in bfloat16"}
+"""Quick properties that may train for thousands of steps; test_methods.py has such tests with chosen values."""
+CHEAP = [prop for prop in properties(slow=False) if prop.name not in DEAR]
 
 
 def subject(name: str) -> Subject:
@@ -120,16 +123,30 @@ def test_an_optimizer_without_a_fault_is_not_called_wrong(prop):
 
 @pytest.mark.parametrize("fault", sorted(MISSED))
 def test_what_the_audit_cannot_see_is_not_called_wrong(fault):
-    for prop in properties(slow=False):
+    for prop in CHEAP:
         prop.check(subject(fault))
 
 
 @pytest.mark.parametrize("name", TORCHS)
 def test_no_optimizer_of_torch_is_called_wrong(name):
     tested = Subject(f"torch.optim:{name}")
-    for prop in properties(slow=False):
-        if prop.name not in DEAR or name in ("AdamW", "SGD"):
-            prop.check(tested)
+    for prop in properties(slow=False) if name in ("AdamW", "SGD") else CHEAP:
+        prop.check(tested)
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_optimizer_of_the_project_holds_what_applies(name):
+    """With short periods, so that a resume cuts them in the middle and at their ends."""
+    tested = Subject(name, options(name))
+    for prop in CHEAP:
+        prop.check(tested)
+
+
+def test_the_page_lists_the_properties():
+    page = (ROOT / "docs" / "audit.md").read_text()
+    rows = [f"| {prop} | {prop.statement} |" for prop in properties()]
+    assert "\n".join(rows) in page
+    assert f"{len(rows)} such properties" in page
 
 
 def test_a_reproducer_ends_with_the_fault_when_it_is_run_by_itself(tmp_path):
@@ -196,9 +213,9 @@ def test_facts_name_whom_an_optimizer_equals():
 
 def test_methods_of_the_core_can_be_audited():
     tested = Subject("baselines:KAISA", {"factor_update_period": 1, "inverse_update_period": 2})
-    for prop in properties(slow=False):
-        if prop.name not in DEAR:
-            prop.check(tested)
+    for prop in CHEAP:
+        prop.check(tested)
+    PROPERTIES["ranks are one process"].check(tested)
 
 
 def test_an_optimizer_that_trains_nothing_is_refused():
