@@ -24,7 +24,7 @@ SAME_RESULT = ("foreach", "fused", "capturable", "differentiable", "compile", "t
 """Parts of the names of arguments that promise the same result."""
 OF_RANKS = ("process_group", "rank", "world", "grad_worker_fraction", "rows", "distributed")
 """Parts of the names of arguments that may act on several ranks only."""
-STEPS = 30
+STEPS = 20
 SWEEP_LIMIT = 12.0
 """Seconds of work for the search for a setting in which a hyperparameter acts."""
 FLOATS = (0.5, 1e-7, 0.9, 1e6, 0.1, 1.0, 0.99, 2.0, 0.01, 0.0, -0.1)
@@ -156,7 +156,7 @@ def _part_acts(subject: Subject, name: str, values: list[Any], deadline: float) 
     own = subject.value(name)
     for context, kind in _settings(subject, name):
         one = _end(subject, kind, {**context, name: own})
-        for value in values[: (len(values), 6, 2)[len(context)]]:
+        for value in values[: (len(values), 6, 1)[len(context)]]:
             other = _end(subject, kind, {**context, name: value})
             if one is not None and other is not None and not _same(one, other):
                 return True, True

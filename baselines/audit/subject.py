@@ -269,7 +269,7 @@ class Subject:
 
     @cached_property
     def rounding(self) -> float:
-        """The relative change that rounding can make: a hundred times that of a loss scaled by 1 + 2^-50, at least 1e-5.
+        """The relative change that rounding can make: 100 times that of a loss scaled by 1 + 2^-50, at least 1e-5.
 
         Parameters are float64, but an optimizer may add up norms, or count steps, in float32.
         """
