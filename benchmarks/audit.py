@@ -14,7 +14,7 @@ import io
 import multiprocessing
 import resource
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -149,12 +149,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="optimizers that are audited at a time")
     chosen = parser.parse_args()
     todo = [(package, target) for package in chosen.packages for target in classes(package)]
-    rows: list[Row] = []
+    rows: dict[int, Row] = {}
     with ThreadPoolExecutor(chosen.workers) as pool:
-        for row in pool.map(lambda one: audited(*one, slow=chosen.slow), todo):
-            rows.append(row)
-            print(*row, flush=True)
-            write(rows, chosen.out)
+        futures = {pool.submit(audited, *one, slow=chosen.slow): place for place, one in enumerate(todo)}
+        for future in as_completed(futures):
+            rows[futures[future]] = future.result()
+            print(*future.result(), flush=True)
+            write([rows[place] for place in sorted(rows)], chosen.out)
 
 
 if __name__ == "__main__":

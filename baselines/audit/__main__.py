@@ -49,7 +49,7 @@ def version_of(subject: Subject) -> str:
     """Return the names and versions of torch and of the package that the optimizer comes from."""
     package = subject.target.partition(":")[0].partition(".")[0]
     names = packages_distributions().get(package, [package]) if subject.kind != "harness" else ["mkor-harness"]
-    known = {"torch": torch.__version__}
+    known = {"torch": str(torch.__version__)}
     for name in names:
         try:
             known.setdefault(name, version(name))

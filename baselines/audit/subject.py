@@ -342,8 +342,9 @@ def _optimizer_signature(cls: type[Optimizer]) -> dict[str, Hyperparameter]:
     for base in cls.__mro__[: cls.__mro__.index(Optimizer)]:
         if "__init__" not in vars(base):
             continue
-        hints = _hints(base.__init__)
-        parameters = [*inspect.signature(base.__init__).parameters.values()][2:]  # without self and the parameters
+        made = vars(base)["__init__"]
+        hints = _hints(made)
+        parameters = [*inspect.signature(made).parameters.values()][2:]  # without self and the parameters
         named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
         found = {one.name: Hyperparameter(one.default, hints.get(one.name)) for one in named} | found
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
