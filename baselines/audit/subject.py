@@ -269,17 +269,21 @@ class Subject:
 
     @cached_property
     def rounding(self) -> float:
-        """The relative change that rounding can make: 100 times that of a loss scaled by 1 + 2^-50, at least 1e-5.
+        """The relative change that rounding can make: 100 times that of a loss scaled by 1 + 2^-50, or 10 by 1 + 2^-22.
 
-        Parameters are float64, but an optimizer may add up norms, or count steps, in float32.
+        Parameters are float64, but an optimizer may add up norms, or count steps, in float32. At least 1e-5.
         """
         try:
             start = self.train(*self.new(dtype=torch.float64), [])
             plain = self.train(*self.new(dtype=torch.float64), range(12)) - start
-            other = self.train(*self.new(dtype=torch.float64), range(12), 1 + 2.0**-50) - start
+            others = [
+                (factor, self.train(*self.new(dtype=torch.float64), range(12), 1 + change) - start)
+                for factor, change in ((100, 2.0**-50), (10, 2.0**-22))
+            ]
         except Exception:  # noqa: BLE001  (a script in float64 will say why)
             return 1e-5
-        return max(1e-5, 100 * float((other - plain).norm() / plain.norm().clamp(min=1e-300)))
+        length = plain.norm().clamp(min=1e-300)
+        return max(1e-5, *(factor * float((other - plain).norm() / length) for factor, other in others))
 
     @property
     def tolerance(self) -> str:
