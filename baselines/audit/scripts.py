@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 SCRIPT = "<reproducer>"
-PROCESS_LIMIT = 60
+PROCESS_LIMIT = 240
 """Seconds after which a script that starts processes is stopped."""
 
 End = tuple[Literal["held", "false", "raised"], str]
