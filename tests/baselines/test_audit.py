@@ -218,7 +218,6 @@ def test_methods_of_the_core_can_be_audited():
     tested = Subject("baselines:KAISA", {"factor_update_period": 1, "inverse_update_period": 2})
     for prop in CHEAP:
         prop.check(tested)
-    PROPERTIES["ranks are one process"].check(tested)
 
 
 def test_an_optimizer_that_trains_nothing_is_refused():
