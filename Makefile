@@ -23,7 +23,7 @@ FAULT_TESTS = tests/faults $(filter-out tests/faults/% tests/test_tally.py, $(sh
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce evidence field test test-types test-all test-faults test-mutations test-kernels test-slurm timing compare tune partial status refresh crate bench benchmark lock clean
+.PHONY: help reproduce evidence field test test-types test-all test-faults test-mutations test-kernels test-slurm audit timing compare tune partial status refresh crate bench benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -90,6 +90,12 @@ test-slurm: $(INSTALLED) ## test the Slurm profile on a real Slurm of one node; 
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["slurm"], sep="\n")' > .venv/slurm.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target .venv/slurm --requirement .venv/slurm.txt
 	OMP_NUM_THREADS=1 PYTHONPATH=$(call quoted,$(CURDIR)/.venv/slurm) $(BIN)/pytest -rs tests/slurm
+
+# HeavyBall is installed in a folder of its own, because nothing else needs it. Its steps are not compiled, which would take minutes.
+audit: $(INSTALLED) ## audit the optimizers of torch, timm, pytorch_optimizer and heavyball (docs/audit.md); 20 minutes
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["audit"], sep="\n")' > .venv/audit.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target .venv/audit --requirement .venv/audit.txt
+	TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 PYTHONPATH=$(call quoted,$(CURDIR)/.venv/audit) $(BIN)/python -m benchmarks.audit --workers $(call quoted,$(value WORKERS))
 
 timing: $(INSTALLED) ## measure time, memory and bytes of a step again; 4 minutes if nothing else runs, no data set
 	$(BIN)/python -m workflow.bench.timing --cores $(call quoted,$(value CORES))

@@ -1,0 +1,67 @@
+"""How a property is declared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from baselines.audit.subject import Subject
+from baselines.audit.verdicts import Verdict, inapplicable
+
+
+@dataclass(frozen=True)
+class Property:
+    """One property of an optimizer."""
+
+    name: str
+    statement: str
+    is_slow: bool
+    """Whether it starts processes or compiles, which takes seconds."""
+    find: Callable[[Subject], Verdict]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def verdict(self, subject: Subject) -> Verdict:
+        """Return what is found of the property; torch's random numbers and threads stay as they are."""
+        if (reason := subject.intended(self.name)) is not None:
+            return inapplicable(reason)
+        start = time.perf_counter()
+        with subject.at_work():
+            found = self.find(subject)
+        return replace(found, seconds=time.perf_counter() - start)
+
+    def check(self, subject: Subject) -> Verdict:
+        """Return the verdict of a property that did not fail, for use in a test.
+
+        Raises:
+            AssertionError: the property failed; the message has the measured statement and the reproducer.
+        """
+        found = self.verdict(subject)
+        if found.found == "failed":
+            raise AssertionError(f"{self.statement} {subject}: {found.statement}\n\n{found.reproducer}")
+        return found
+
+
+class Theme:
+    """A list of properties, to which a decorator adds functions.
+
+    The function's name, with spaces, is the property's name, and the docstring's first line its statement.
+    """
+
+    def __init__(self) -> None:
+        self.properties: list[Property] = []
+
+    def add(self, find: Callable[[Subject], Verdict]) -> Callable[[Subject], Verdict]:
+        """Declare a quick property."""
+        return self._add(find, is_slow=False)
+
+    def add_slow(self, find: Callable[[Subject], Verdict]) -> Callable[[Subject], Verdict]:
+        """Declare a property that starts processes or compiles."""
+        return self._add(find, is_slow=True)
+
+    def _add(self, find: Callable[[Subject], Verdict], *, is_slow: bool) -> Callable[[Subject], Verdict]:
+        statement = (find.__doc__ or "").strip().partition("\n")[0]
+        self.properties.append(Property(find.__name__.replace("_", " "), statement, is_slow, find))
+        return find
