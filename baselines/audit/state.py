@@ -94,12 +94,13 @@ def resumes(subject: Subject) -> Verdict:
 @THEME.add
 def resumes_in_bfloat16(subject: Subject) -> Verdict:
     """A resume is bitwise if parameters are bfloat16: loading does not round a state of float32."""
+    trains = subject.holds(
+        "assert train(*new(dtype=torch.bfloat16), range(12)).isfinite().all(), 'it is not finite'", compares="nothing"
+    )
+    if trains.found == "failed":
+        return inapplicable("training in bfloat16 is not finite.")
     text = RESUMED.format(at=4, changes="dtype=torch.bfloat16", others="")
-    return subject.holds(text, "copy, torch", error="failed" if _takes_bfloat16(subject) else "refused")
-
-
-def _takes_bfloat16(subject: Subject) -> bool:
-    return subject.holds("train(*new(dtype=torch.bfloat16), range(12))").found == "held"
+    return subject.holds(text, "copy, torch", error="failed" if trains.found == "held" else "refused")
 
 
 @THEME.add

@@ -36,10 +36,14 @@ class BadSubject(ValueError):
 
 
 FIRST_STEP = "lr is the length of the first step alone, as documented."
+OWN_RATE = "with relative_step, its default, it computes its own rate, as documented."
 DOCUMENTED: Mapping[tuple[str, str], str] = {
     ("torch.optim:Rprop", "a changed lr is used"): FIRST_STEP,
     ("torch.optim:Rprop", "a tensor lr is read at each step"): FIRST_STEP,
     ("muon", "gradients stay"): "as in its authors' code, Nesterov's momentum is written into .grad.",
+    ("pytorch_optimizer:AdaFactor", "a changed lr is used"): OWN_RATE,
+    ("pytorch_optimizer:AdaFactor", "a tensor lr is read at each step"): OWN_RATE,
+    ("pytorch_optimizer:AdamWSN", "hyperparameters act"): "subset_size acts in groups with sn=True, as documented.",
 }
 """What optimizers do by intention, by target and property: such a property does not apply."""
 
@@ -129,7 +133,7 @@ class Subject:
         raise BadSubject(f"{self.target} trains none of the audit's models: {errors[0]}")
 
     def _forget(self) -> None:
-        for name in ("_functions", "is_repeatable", "rounding", "_has_hooks"):
+        for name in ("_functions", "is_repeatable", "moves_early", "rounding", "_has_hooks"):
             self.__dict__.pop(name, None)
 
     @property
@@ -285,6 +289,15 @@ class Subject:
         length = plain.norm().clamp(min=1e-300)
         return max(1e-5, *(factor * float((other - plain).norm() / length) for factor, other in others))
 
+    @cached_property
+    def moves_early(self) -> bool:
+        """Whether the first steps in float64 move weights, to finite values."""
+        try:
+            start, end = (self.train(*self.new(dtype=torch.float64), range(steps)) for steps in (0, 6))
+        except Exception:  # noqa: BLE001  (a script in float64 will say why)
+            return True
+        return bool(end.isfinite().all()) and not torch.equal(start, end)
+
     @property
     def tolerance(self) -> str:
         """`rounding` as a short literal, rounded up to a power of ten."""
@@ -319,6 +332,8 @@ class Subject:
             return inapplicable(f"refused: {message}")
         if compares != "nothing" and not self.is_repeatable:
             return inapplicable("two equal runs differ (same bits).")
+        if compares == "numbers" and not self.moves_early:
+            return inapplicable("its first steps move no weight, or none to a finite one.")
         if compares == "numbers" and self.rounding > 1e-2:
             return inapplicable(f"rounding alone may change the steps by a share of {self.rounding:.1g}.")
         return Verdict("failed", message, script)
