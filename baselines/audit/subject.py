@@ -36,6 +36,9 @@ class BadSubject(ValueError):
 
 
 FIRST_STEP = "lr is the length of the first step alone, as documented."
+DERIVED = "settings of 1-d parameters follow from the constructor's, as documented."
+ONE_ESTIMATE = "all groups share one estimate of the distance, as documented."
+SHADOW = "shadow_weight acts while the loss swings, as documented."
 OWN_RATE = "with relative_step, its default, it computes its own rate, as documented."
 DOCUMENTED: Mapping[tuple[str, str], str] = {
     ("torch.optim:Rprop", "a changed lr is used"): FIRST_STEP,
@@ -43,6 +46,14 @@ DOCUMENTED: Mapping[tuple[str, str], str] = {
     ("muon", "gradients stay"): "as in its authors' code, Nesterov's momentum is written into .grad.",
     ("pytorch_optimizer:AdaFactor", "a changed lr is used"): OWN_RATE,
     ("pytorch_optimizer:AdaFactor", "a tensor lr is read at each step"): OWN_RATE,
+    ("timm.optim:Mars", "groups override defaults"): DERIVED,
+    ("pytorch_optimizer:MARS", "groups override defaults"): DERIVED,
+    ("pytorch_optimizer:DAdaptAdaGrad", "groups are optimizers"): ONE_ESTIMATE,
+    ("pytorch_optimizer:DAdaptAdan", "groups are optimizers"): ONE_ESTIMATE,
+    ("pytorch_optimizer:DAdaptLion", "groups are optimizers"): ONE_ESTIMATE,
+    ("pytorch_optimizer:EmoFact", "hyperparameters act"): SHADOW,
+    ("pytorch_optimizer:EmoLynx", "hyperparameters act"): SHADOW,
+    ("pytorch_optimizer:EmoNavi", "hyperparameters act"): SHADOW,
     ("pytorch_optimizer:AdamWSN", "hyperparameters act"): "subset_size acts in groups with sn=True, as documented.",
 }
 """What optimizers do by intention, by target and property: such a property does not apply."""
@@ -133,7 +144,7 @@ class Subject:
         raise BadSubject(f"{self.target} trains none of the audit's models: {errors[0]}")
 
     def _forget(self) -> None:
-        for name in ("_functions", "is_repeatable", "moves_early", "rounding", "_has_hooks"):
+        for name in ("_functions", "is_repeatable", "draws", "moves_early", "rounding", "_has_hooks"):
             self.__dict__.pop(name, None)
 
     @property
@@ -298,6 +309,18 @@ class Subject:
             return True
         return bool(end.isfinite().all()) and not torch.equal(start, end)
 
+    @cached_property
+    def draws(self) -> bool:
+        """Whether the first steps draw from torch's global random numbers."""
+        model, optimizer = self.new()
+        for step in range(4):
+            self.train(model, optimizer, [step])
+            after = torch.get_rng_state()
+            self.train(model, torch.optim.SGD(model.parameters(), lr=0.0), [step])
+            if not torch.equal(after, torch.get_rng_state()):
+                return True
+        return False
+
     @property
     def tolerance(self) -> str:
         """`rounding` as a short literal, rounded up to a power of ten."""
@@ -334,6 +357,8 @@ class Subject:
             return inapplicable("two equal runs differ (same bits).")
         if compares == "numbers" and not self.moves_early:
             return inapplicable("its first steps move no weight, or none to a finite one.")
+        if compares == "numbers" and self.draws:
+            return inapplicable("its steps draw random numbers, in the order of parameters.")
         if compares == "numbers" and self.rounding > 1e-2:
             return inapplicable(f"rounding alone may change the steps by a share of {self.rounding:.1g}.")
         return Verdict("failed", message, script)
