@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from baselines.audit.declared import Theme
 from baselines.audit.subject import Subject
 from baselines.audit.verdicts import Verdict, held, inapplicable
