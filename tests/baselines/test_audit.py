@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import json
 import subprocess
@@ -150,6 +151,20 @@ def test_the_page_lists_the_properties():
     rows = [f"| {prop} | {prop.statement} |" for prop in properties()]
     assert "\n".join(rows) in page
     assert f"{len(rows)} such properties" in page
+
+
+def test_the_table_of_libraries_holds_80_optimizers_and_properties_that_exist():
+    """`make audit` writes it, and the page's table with it."""
+    with (ROOT / "results" / "reference" / "audit.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    audited = [row for row in rows if int(row["held"])]
+    assert len(audited) >= 80
+    assert {row["package"] for row in audited} >= {"torch", "timm", "pytorch_optimizer"}
+    failures = [part.partition(": ")[0] for row in audited for part in filter(None, row["failures"].split("; "))]
+    assert set(failures) <= {prop.name for prop in properties()}
+    assert not any(int(row["failed"]) for row in audited if row["package"] == "torch")
+    page = (ROOT / "docs" / "audit.md").read_text()
+    assert all(f"| {row['package']} | {row['optimizer']} | {row['held']} | {row['failed']} |" in page for row in rows)
 
 
 def test_a_reproducer_ends_with_the_fault_when_it_is_run_by_itself(tmp_path):
