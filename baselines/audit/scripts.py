@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -108,6 +109,7 @@ def in_process(script: str) -> End:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its name."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """Return the first line of an error's message without colors of a terminal, or its name."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return (lines or [type(error).__name__])[0][:300]
