@@ -1,13 +1,38 @@
-"""How a property is declared."""
+"""How a property is declared, and to whom it does not apply by intention."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from baselines.audit.subject import Subject
 from baselines.audit.verdicts import Verdict, inapplicable
+
+FIRST_STEP = "lr is the length of the first step alone, as documented."
+COUNTED = "k counts the steps of all parameters, as in its authors' code."
+DERIVED = "settings of 1-d parameters follow from the constructor's, as documented."
+ONE_ESTIMATE = "all groups share one estimate of the distance, as documented."
+SHADOW = "shadow_weight acts while the loss swings, as documented."
+OWN_RATE = "with relative_step, its default, it computes its own rate, as documented."
+DOCUMENTED: Mapping[tuple[str, str], str] = {
+    ("torch.optim:Rprop", "a changed lr is used"): FIRST_STEP,
+    ("torch.optim:Rprop", "a tensor lr is read at each step"): FIRST_STEP,
+    ("muon", "gradients stay"): "as in its authors' code, Nesterov's momentum is written into .grad.",
+    ("pytorch_optimizer:AdaFactor", "a changed lr is used"): OWN_RATE,
+    ("pytorch_optimizer:AdaFactor", "a tensor lr is read at each step"): OWN_RATE,
+    ("timm.optim:Mars", "groups override defaults"): DERIVED,
+    ("pytorch_optimizer:MARS", "groups override defaults"): DERIVED,
+    ("pytorch_optimizer:DAdaptAdaGrad", "groups are optimizers"): ONE_ESTIMATE,
+    ("pytorch_optimizer:DAdaptAdan", "groups are optimizers"): ONE_ESTIMATE,
+    ("pytorch_optimizer:DAdaptLion", "groups are optimizers"): ONE_ESTIMATE,
+    ("pytorch_optimizer:MADGRAD", "late parameters start afresh"): COUNTED,
+    ("pytorch_optimizer:EmoFact", "hyperparameters act"): SHADOW,
+    ("pytorch_optimizer:EmoLynx", "hyperparameters act"): SHADOW,
+    ("pytorch_optimizer:EmoNavi", "hyperparameters act"): SHADOW,
+    ("pytorch_optimizer:AdamWSN", "hyperparameters act"): "subset_size acts in groups with sn=True, as documented.",
+}
+"""What optimizers do by intention, by target and property: such a property does not apply."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +50,7 @@ class Property:
 
     def verdict(self, subject: Subject) -> Verdict:
         """Return what is found of the property; torch's random numbers and threads stay as they are."""
-        if (reason := subject.intended(self.name)) is not None:
+        if (reason := DOCUMENTED.get((subject.target, self.name))) is not None:
             return inapplicable(reason)
         start = time.perf_counter()
         with subject.at_work():

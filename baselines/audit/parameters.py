@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from baselines.audit.declared import Theme
 from baselines.audit.subject import Subject
 from baselines.audit.verdicts import Verdict, held, inapplicable
@@ -109,22 +107,19 @@ def late_parameters_start_afresh(subject: Subject) -> Verdict:
         compares="numbers",
     )
     if verdict.found == "failed" and (counted := _counted(subject)):
-        return inapplicable(f"steps are counted for all parameters ({counted}): {verdict.statement}.")
+        return inapplicable(f"the group counts steps ({counted}), for all its parameters: {verdict.statement}.")
     return verdict
 
 
 def _counted(subject: Subject) -> str:
-    """Return what changes while it trains and belongs to a group or the whole state, not to a parameter."""
-
-    def shared() -> dict[str, str]:
-        entries: list[tuple[Any, Any]] = [*optimizer.state.items(), *optimizer.param_groups[0].items()]
-        return {key: str(value) for key, value in entries if isinstance(key, str) and key != "params"}
-
+    """Return the entries of a parameter group that change while it trains."""
     model, optimizer = subject.new()
     subject.train(model, optimizer, range(1))
-    before = shared()
+    before = {key: str(value) for key, value in optimizer.param_groups[0].items() if key != "params"}
     subject.train(model, optimizer, range(1, 6))
-    return ", ".join(key for key, value in shared().items() if before.get(key) != value)
+    return ", ".join(
+        key for key, value in optimizer.param_groups[0].items() if key != "params" and before.get(key) != str(value)
+    )
 
 
 @THEME.add

@@ -35,30 +35,6 @@ class BadSubject(ValueError):
     """What cannot be audited; the message is one line."""
 
 
-FIRST_STEP = "lr is the length of the first step alone, as documented."
-DERIVED = "settings of 1-d parameters follow from the constructor's, as documented."
-ONE_ESTIMATE = "all groups share one estimate of the distance, as documented."
-SHADOW = "shadow_weight acts while the loss swings, as documented."
-OWN_RATE = "with relative_step, its default, it computes its own rate, as documented."
-DOCUMENTED: Mapping[tuple[str, str], str] = {
-    ("torch.optim:Rprop", "a changed lr is used"): FIRST_STEP,
-    ("torch.optim:Rprop", "a tensor lr is read at each step"): FIRST_STEP,
-    ("muon", "gradients stay"): "as in its authors' code, Nesterov's momentum is written into .grad.",
-    ("pytorch_optimizer:AdaFactor", "a changed lr is used"): OWN_RATE,
-    ("pytorch_optimizer:AdaFactor", "a tensor lr is read at each step"): OWN_RATE,
-    ("timm.optim:Mars", "groups override defaults"): DERIVED,
-    ("pytorch_optimizer:MARS", "groups override defaults"): DERIVED,
-    ("pytorch_optimizer:DAdaptAdaGrad", "groups are optimizers"): ONE_ESTIMATE,
-    ("pytorch_optimizer:DAdaptAdan", "groups are optimizers"): ONE_ESTIMATE,
-    ("pytorch_optimizer:DAdaptLion", "groups are optimizers"): ONE_ESTIMATE,
-    ("pytorch_optimizer:EmoFact", "hyperparameters act"): SHADOW,
-    ("pytorch_optimizer:EmoLynx", "hyperparameters act"): SHADOW,
-    ("pytorch_optimizer:EmoNavi", "hyperparameters act"): SHADOW,
-    ("pytorch_optimizer:AdamWSN", "hyperparameters act"): "subset_size acts in groups with sn=True, as documented.",
-}
-"""What optimizers do by intention, by target and property: such a property does not apply."""
-
-
 @dataclass(frozen=True)
 class Hyperparameter:
     """An argument of the optimizer: its default, and the annotation, which is None if there is none."""
@@ -174,10 +150,6 @@ class Subject:
     def takes_dense(self) -> bool:
         """Whether gradients are dense."""
         return self.task is not TASKS[2]
-
-    def intended(self, name: str) -> str | None:
-        """Return the reason for which a property does not apply by intention; None if there is none."""
-        return DOCUMENTED.get((self.target, name))
 
     def value(self, name: str) -> Any:
         """Return the value of a hyperparameter in this audit."""
