@@ -33,6 +33,7 @@ PACKAGES = {
 }
 """Modules by the names of their packages."""
 EXCLUDED = {
+    "heavyball:SAMWrapper": "it wraps another optimizer.",
     "pytorch_optimizer:LoRARite": "it trains pairs of LoRA's factors.",
     "pytorch_optimizer:Magma": "it wraps another optimizer.",
     "pytorch_optimizer:SCIONLight": "it keeps momentum in .grad, so that gradients must not be zeroed.",
