@@ -137,20 +137,19 @@ CHECKPOINT = """
     ends = train(again, loaded, range(4, 12)), train(model, optimizer, range(4, 12))
     assert torch.equal(*ends), "training that is resumed through set_state_dict ends at other weights"
     """
+CHECKPOINT_IMPORTS = "copy, torch, torch.distributed.checkpoint.state_dict as dcp"
 
 
 @THEME.add
 def distributed_checkpoint(subject: Subject) -> Verdict:
     """A resume through get_state_dict and set_state_dict of torch.distributed.checkpoint is bitwise."""
-    imports = "copy, torch, torch.distributed.checkpoint.state_dict as dcp"
-    return subject.holds(CHECKPOINT.format(flat=False), imports)
+    return subject.holds(CHECKPOINT.format(flat=False), CHECKPOINT_IMPORTS)
 
 
 @THEME.add
 def flat_distributed_checkpoint(subject: Subject) -> Verdict:
     """A resume through set_state_dict with ``flatten_optimizer_state_dict`` is bitwise."""
-    imports = "copy, torch, torch.distributed.checkpoint.state_dict as dcp"
-    return subject.holds(CHECKPOINT.format(flat=True), imports)
+    return subject.holds(CHECKPOINT.format(flat=True), CHECKPOINT_IMPORTS)
 
 
 COPIED = """
@@ -167,16 +166,16 @@ NO_COPIES = "it is attached to its model by hooks, which copies do not have."
 @THEME.add
 def deep_copies_are_equal(subject: Subject) -> Verdict:
     """A deep copy of the model and the optimizer goes on as they do, and shares no state with them."""
-    if not subject.is_plain:
-        return inapplicable(NO_COPIES)
-    text = COPIED.format(copy="copy.deepcopy((model, optimizer))", name="a deep copy")
-    return subject.holds(text, "copy, torch")
+    return _copied(subject, "copy.deepcopy((model, optimizer))", "a deep copy", "copy, torch")
 
 
 @THEME.add
 def pickles_are_equal(subject: Subject) -> Verdict:
     """A pickle of the model and the optimizer goes on as they do."""
+    return _copied(subject, "pickle.loads(pickle.dumps((model, optimizer)))", "a pickle's copy", "pickle, torch")
+
+
+def _copied(subject: Subject, copy: str, name: str, imports: str) -> Verdict:
     if not subject.is_plain:
         return inapplicable(NO_COPIES)
-    text = COPIED.format(copy="pickle.loads(pickle.dumps((model, optimizer)))", name="a pickle's copy")
-    return subject.holds(text, "pickle, torch")
+    return subject.holds(COPIED.format(copy=copy, name=name), imports)
