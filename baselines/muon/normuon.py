@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from baselines.muon._polar import polar_factor
+from baselines.muon._polar import Length, Polar, polar_factor, scaled
 from baselines.parts.layered import LayeredModel
 from baselines.parts.matrices import MatrixOptimizer, State, layer_groups
 from mkor_core.ranges import DECAY, NOT_NEGATIVE, POSITIVE
@@ -26,8 +26,8 @@ def optimizer_for(
     momentum: Annotated[float, DECAY, "the weight of the old mean"] = 0.95,
     row_decay: Annotated[float | None, DECAY, "the weight of the old mean squares of rows"] = 0.95,
     weight_decay: Annotated[float, NOT_NEGATIVE, "the rate at which matrices shrink"] = 0.0,
-    polar: Literal["ns5", "exact"] = "ns5",
-    length: Literal["jordan", "match_rms"] = "jordan",
+    polar: Polar = "ns5",
+    length: Length = "jordan",
     adamw_lr: Annotated[float | None, POSITIVE, "the learning rate of the parameters under AdamW"] = None,
 ) -> NorMuon:
     """Return NorMuon over the weights of the model's layers, with AdamW for all other parameters.
@@ -65,10 +65,4 @@ class NorMuon(MatrixOptimizer):
             factor = factor / (state["rows"].sqrt() + ROW_EPS)
             norm = factor.norm()
             factor = factor * (whole / torch.where(norm > 0, norm, 1))
-        rows, columns = grad.shape
-        if group["length"] == "jordan":
-            factor *= max(1.0, rows / columns) ** 0.5
-        else:
-            norm = factor.norm()
-            factor *= 0.2 * (rows * columns) ** 0.5 / torch.where(norm > 0, norm, 1)
-        return factor
+        return scaled(factor, group["length"])
