@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from baselines.muon._polar import Length, Polar, polar_factor, scaled
+from baselines.muon._polar import polar_factor, scaled
 from baselines.parts.layered import LayeredModel
 from baselines.parts.matrices import MatrixOptimizer, State, layer_groups
 from mkor_core.ranges import DECAY, NOT_NEGATIVE, POSITIVE
@@ -26,8 +26,8 @@ def optimizer_for(
     momentum: Annotated[float, DECAY, "the weight of the old mean"] = 0.95,
     row_decay: Annotated[float | None, DECAY, "the weight of the old mean squares of rows"] = 0.95,
     weight_decay: Annotated[float, NOT_NEGATIVE, "the rate at which matrices shrink"] = 0.0,
-    polar: Polar = "ns5",
-    length: Length = "jordan",
+    polar: Literal["ns5", "exact"] = "ns5",
+    length: Literal["jordan", "match_rms"] = "jordan",
     adamw_lr: Annotated[float | None, POSITIVE, "the learning rate of the parameters under AdamW"] = None,
 ) -> NorMuon:
     """Return NorMuon over the weights of the model's layers, with AdamW for all other parameters.

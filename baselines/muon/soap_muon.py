@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from baselines.muon._polar import Length, Polar, polar_factor, scaled
+from baselines.muon._polar import polar_factor, scaled
 from baselines.muon.normuon import ADAM_BETAS, ADAM_EPS
 from baselines.parts.layered import LayeredModel
 from baselines.parts.matrices import MatrixOptimizer, State, layer_groups
@@ -33,8 +33,8 @@ def optimizer_for(
     factor_decay: Annotated[float, DECAY, "the weight of the old factor"] = 0.9,
     update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the eigenbases"] = 10,
     weight_decay: Annotated[float, NOT_NEGATIVE, "the rate at which matrices shrink"] = 0.0,
-    polar: Polar = "ns5",
-    length: Length = "jordan",
+    polar: Literal["ns5", "exact"] = "ns5",
+    length: Literal["jordan", "match_rms"] = "jordan",
     adamw_lr: Annotated[float | None, POSITIVE, "the learning rate of the parameters under AdamW"] = None,
 ) -> SOAPMuon:
     """Return SOAP-Muon over the weights of the model's layers, with AdamW for all other parameters.
@@ -51,7 +51,7 @@ def optimizer_for(
 
     State of a ``[m, n]`` matrix: two moments and ``2 (m^2 + n^2)`` numbers.
     """
-    chosen = {"momentum": momentum, "second_moment": second_moment, "beta2": beta2, "divisor_eps": eps}
+    chosen: dict[str, Any] = {"momentum": momentum, "second_moment": second_moment, "beta2": beta2, "divisor_eps": eps}
     chosen |= {"factor_decay": factor_decay, "update_period": update_period, "polar": polar, "length": length}
     groups = layer_groups(model, weight_decay, betas=ADAM_BETAS, eps=ADAM_EPS, **chosen)
     rates = {True: lr, False: lr if adamw_lr is None else adamw_lr}

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import field_page
-from benchmarks.field_page import PAGE, missed, text
+from benchmarks.field_page import PAGE, luck, missed, text
 from tests.support.synthetic_field import write_field
 from workflow.bench.make_artefact import main as make_artefact
 from workflow.bench.plan.experiment_files import label_of
@@ -25,7 +25,7 @@ def labels() -> set[str]:
 
 def test_every_label_has_its_place_on_the_page():
     page = PAGE.read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- end of (\w+) -->", page)) - {"missed"} == labels()
+    assert set(re.findall(r"<!-- end of (\w+) -->", page)) - {"missed", "luck"} == labels()
     assert set(re.findall(r"^\*\*`(\w+)`\*\* ", page, re.MULTILINE)) == labels()
 
 
@@ -56,6 +56,23 @@ def test_a_label_saves_and_loses_where_its_interval_lies_on_one_side_of_1():
         "Steps over its base's: autoencoder 0.50 [0.40, 0.60], AlexNet 1.50 [1.20, 1.80], language model 0.90 [0.70, "
         "1.10]. It saved steps on autoencoder and lost steps on AlexNet."
     )
+
+
+def test_a_method_that_was_tuned_twice_shows_whether_its_intervals_overlap():
+    results = pd.DataFrame(
+        [
+            row("field_autoencoder", "kaisa", (0.5, 0.4, 0.6)),
+            row("field_autoencoder", "kaisa_again", (0.65, 0.6, 0.7)),
+            row("field_alexnet", "kaisa_again", (0.9, 0.8, 1.0)),
+            row("field_alexnet", "kaisa", (0.5, 0.4, 0.6)),
+            row("krona", "kaisa", (0.5, 0.4, 0.6)),
+        ]
+    )
+    assert list(luck(results))[2:] == [
+        "| autoencoder | 0.50 [0.40, 0.60] | 0.65 [0.60, 0.70] | overlap |",
+        "| AlexNet | 0.50 [0.40, 0.60] | 0.90 [0.80, 1.00] | are apart |",
+    ]
+    assert list(luck(results[results["optimizer"] == "kaisa"])) == ["Not run yet."]
 
 
 def test_runs_that_miss_their_target_are_listed():

@@ -34,8 +34,7 @@ def shapes(model: nn.Module) -> list[tuple[int, ...]]:
 def test_every_optimizer_is_a_contender():
     assert {method.label for method in methods()} == {*available(), *VARIANTS} - {*ON_REQUEST}
     in_field = Plan.load(tier="field").experiment("field_autoencoder").jobs.values()
-    newer = {"foof", "mac"}  # than the runs of the field
-    assert {*ON_REQUEST} - {job.runs[0].method for job in in_field} == newer
+    assert {*ON_REQUEST} <= {job.runs[0].method for job in in_field}
     assert {label for label in labels() if label.startswith("mkor_w")} == {"mkor_w4", "mkor_w16", "mkor_w64"}
 
 

@@ -25,10 +25,10 @@ PROBES = ("field_steps",)
 
 FAMILIES: Final[Mapping[str, Sequence[str]]] = {
     "First order": ("sgd", "adamw", "nadamw", "lamb", "schedule_free_adamw", "adafisher", "adafisher_convex"),
-    "Muon": ("muon", "muon_exact", "normuon", "newton_muon", "mkor_muon", "mkor_muon_exact"),
+    "Muon": ("muon", "muon_exact", "normuon", "newton_muon", "soap_muon", "mkor_muon", "mkor_muon_exact"),
     "Shampoo": ("shampoo", "distributed_shampoo", "soap", "soap_period_1", "kl_shampoo", "sketchy", "psgd_kron"),
-    "KFAC": ("kaisa", "dp_kfac", "thermo_kfac", "rs_kfac", "b_kfac", "cgfac", "cgfac_block"),
-    "Other natural gradients": ("kld_wrm", "kld_wrm_q", "singd", "hylo", "eva"),
+    "KFAC": ("kaisa", "kaisa_again", "dp_kfac", "thermo_kfac", "rs_kfac", "b_kfac", "cgfac", "cgfac_block"),
+    "Other natural gradients": ("kld_wrm", "kld_wrm_q", "singd", "hylo", "eva", "foof", "mac", "smac"),
     "MKOR": ("mkor", "mkor_h", "mkor_windowed", "mkor_normalized"),
 }
 """The labels that one panel shows in color."""
