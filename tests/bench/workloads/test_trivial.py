@@ -41,7 +41,7 @@ def _measured(given: str) -> dict[str, dict[str, float]] | None:
         return None
 
 
-@pytest.mark.parametrize(("given", "split", "metric", "declared"), _declared())
+@pytest.mark.parametrize(("given", "split", "metric", "declared"), [*_declared()])
 def test_a_declared_trivial_predictor_is_that_of_the_data(given, split, metric, declared):
     """To three digits; none is declared where nobody could check it."""
     measured = _measured(given)

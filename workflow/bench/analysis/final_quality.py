@@ -63,41 +63,56 @@ def final_limit(sweep: TargetSweep) -> str:
     return f"what {sweep.base} reaches after {100 * FINAL:.0f} % of its steps, a {quality}"
 
 
-def step_ratio(sweep: TargetSweep, times: StepTimes, label: str, rival: str) -> float:
-    """Return the time of a label's step over that of a rival's, means on their way to the last target of a sweep.
+@dataclass(frozen=True)
+class BreakEven:
+    """What a step of one label may cost, in multiples of another's, and what it costs on a machine that timed both.
+
+    The limit carries over to other machines, as iterations do; milliseconds of a small model do not.
+    """
+
+    limit: Estimate
+    """The other label's iterations to final quality over the label's own: a step that costs less saves time."""
+    measured: float | None = None
+    """What the label's step costs, in multiples of the other's; None where the machine could not time them."""
+    outcome: Outcome | None = None
+    """Whether the label needs less time, in the whole interval of the ratio of times."""
+
+    def __str__(self) -> str:
+        interval = f" [{number(self.limit.low)}, {number(self.limit.high)}]" if self.limit.has_interval else ""
+        here = "" if self.measured is None else f", here {number(self.measured)}: {self.outcome}"
+        return f"< {number(self.limit.value)}{interval}{here}"
+
+
+def break_even(final: TargetSweep, times: StepTimes, label: str, rival: str) -> BreakEven | None:
+    """Return what a step of a label may cost, in multiples of a rival's; None if neither reached the target.
+
+    final: a sweep of the target at the base's final quality.
+    """
+    limit = final.steps_ratio(rival, label).estimate
+    if limit is None:
+        return None
+    if times.problem(*final.training(rival).labels, *final.training(label).labels):
+        return BreakEven(limit)
+    time = final.time_ratio(times, rival, label).estimate
+    # A ratio of times, not two numbers: where a run missed the target, its iterations are a bound on one side only.
+    outcome: Outcome = "open"
+    if time is not None and time.has_interval:
+        outcome = "wins" if time.low > 1 else "loses" if time.high < 1 else "open"
+    return BreakEven(limit, _step_ratio(final, times, label, rival), outcome)
+
+
+def _step_ratio(final: TargetSweep, times: StepTimes, label: str, rival: str) -> float:
+    """Return the time of a label's step over that of a rival's, means on their way to the target of a sweep.
 
     After a switch (MKOR-H), steps are those of the base optimizer.
     """
-    trainings = {one: sweep.training(one) for one in (label, rival)}
+    trainings = {one: final.training(one) for one in (label, rival)}
     ms = times.by_label(*(timed for training in trainings.values() for timed in training.labels))
     means = []
     for one, training in trainings.items():
-        course = sweep.courses[one]
+        course = final.courses[one]
         seeds = sorted(course.crossings)
-        last = course.steps(seeds)[-1]
-        steps = np.where(np.isfinite(last), last, course.budgets(seeds))
+        (taken,) = course.steps(seeds)
+        steps = np.where(np.isfinite(taken), taken, course.budgets(seeds))
         means.append(float(training.cost(steps, seeds, ms).mean() / steps.mean()))
     return means[0] / means[1]
-
-
-def outcome(limit: Estimate, measured: float) -> Outcome:
-    """Return whether a label whose step costs ``measured`` times a rival's needs less time than the rival.
-
-    limit: the rival's iterations over the label's.
-    """
-    if limit.low > measured:
-        return "wins"
-    # Without an interval all comparisons are false.
-    return "loses" if limit.high < measured else "open"
-
-
-def break_even(limit: Estimate, measured: float | None) -> str:
-    """Return a break-even overhead in words: ``< 1.67 [1.5, 1.8], here 1.41: wins``.
-
-    It is the number of times that a step may cost what a rival's costs: the ratio of their iterations.
-
-    measured: what it costs on this machine; None if nobody knows.
-    """
-    interval = f" [{number(limit.low)}, {number(limit.high)}]" if limit.has_interval else ""
-    here = "" if measured is None else f", here {number(measured)}: {outcome(limit, measured)}"
-    return f"< {number(limit.value)}{interval}{here}"

@@ -7,8 +7,7 @@ method, because its rate has not decayed yet. Over lengths in place of steps, th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 
@@ -84,6 +83,6 @@ def _switch(of_seed: pd.DataFrame, length: float) -> float:
 
     It is at the same share of the length as in the shortest run that is at least as long.
     """
-    rows: Sequence[Mapping[str, Any]] = of_seed.sort_values("steps").to_dict("records")
+    rows = of_seed.sort_values("steps").to_dict("records")
     arriving = next((row for row in rows if row["steps"] >= length), rows[-1])
     return float(arriving["switch_step"]) * min(length, arriving["steps"]) / arriving["steps"]

@@ -325,13 +325,18 @@ def _targets(
     return targets, dropped
 
 
+def common_seeds(sweep: TargetSweep) -> list[int]:
+    """Return the seeds that all labels have, in rising order."""
+    return sorted(set.intersection(*(set(course.crossings) for course in sweep.courses.values())))
+
+
 def factors(sweep: TargetSweep) -> dict[str, NDArray[np.float64]]:
     """Return each label's steps over those of the best label, ``[targets, seeds]``, in the seeds that all labels have.
 
     The factor of a label that misses a target is infinite. It is NaN for all labels where none of them reaches the
     target, or one before its first step: that is no problem to compare them by.
     """
-    seeds = sorted(set.intersection(*(set(course.crossings) for course in sweep.courses.values())))
+    seeds = common_seeds(sweep)
     steps = {label: course.steps(seeds) for label, course in sweep.courses.items() if seeds}
     if not steps:
         return {}

@@ -16,10 +16,10 @@ from typing import Final
 import pandas as pd
 
 from workflow.bench.analysis.estimates import paired_difference, paired_ratio
-from workflow.bench.analysis.final_quality import Views, final_limit, step_ratio
+from workflow.bench.analysis.final_quality import Views, final_limit
 from workflow.bench.analysis.horizons import SHARE, arrivals, horizon_sweep
 from workflow.bench.analysis.step_times import StepTimes, Training, mean_seconds, time_ratio
-from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, SweptRatio
+from workflow.bench.analysis.target_sweep import NoSweepError, SweptRatio
 from workflow.bench.analysis.time_to_target import budgets, of_any_length, too_short
 from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
@@ -54,6 +54,9 @@ from workflow.bench.results.tables import Results
 
 LAMB: Final = "lamb"
 """The optimizer whose steps set the targets."""
+HYBRID: Final = "mkor_h"
+RIVALS: Final = {"C01": LAMB, "C02": "kaisa"}
+"""The labels whose time is compared with that of `HYBRID`, by claim."""
 WORKLOADS: Final = {"bert_pretraining": "BERT", "autoencoder_lamb": "autoencoder"}
 """The names of a claim's parts, by experiment."""
 HORIZONS: Final = {"bert_pretraining": "bert_horizons", "autoencoder_lamb": "autoencoder_horizons"}
@@ -129,7 +132,6 @@ def _swept(
     # The base sets the targets, so that its runs are sources even where it is not compared.
     labels = tuple(dict.fromkeys((LAMB, above, below)))
     used = f" ({statistics_used([ratio.estimate])})" if ratio.estimate else ""
-    measured = step_ratio(sweep.at(FINAL), times, below, above) if times else None
     details = sentences(
         f"{capital(name)}: {sweep.describe()}{used}.",
         sweep.remarks(),
@@ -137,7 +139,7 @@ def _swept(
         over_studies(ratio),
         counts(pair, ratio),
         side_by_side(pair, sweep, in_steps, in_time),
-        overhead(below, above, in_steps, measured) if times else "",
+        overhead(below, above, sweep, times) if times else "",
         left_out(trained.of_labels(*labels)),
     )
     data += trained.sources(*labels) + (times_of(trained.name, above, below) if times else NO_SOURCES)
@@ -299,10 +301,10 @@ def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], riva
 
     Seconds are iterations times the time of a step; after MKOR-H's switch, that of its base.
     """
-    decision = _decide(evidence, evidence.times, rival, "mkor_h", conditions[0])
+    decision = _decide(evidence, evidence.times, rival, HYBRID, conditions[0])
     used = (*([evidence.bert] if evidence.in_full else []), *evidence.sweeps)
     # How often a rival updates its factors decides what its step costs: the reader has to know it.
-    periods = "; ".join(filter(None, (_periods(trained, (rival, "mkor_h")) for trained in used)))
+    periods = "; ".join(filter(None, (_periods(trained, (rival, HYBRID)) for trained in used)))
     decision = decision.with_details(f"Steps between updates: {periods}." if periods else "")
     # The F1 decides where the pre-training counts in full; where it has its own target, the F1 stands beside.
     if evidence.in_full or not evidence.bert.has_target:
@@ -311,9 +313,9 @@ def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], riva
     squad = evidence.squad
     fine_tuned = squad.runs[squad.runs["start_from"].isin(evidence.bert.runs["run"])]
     tuned = replace(squad, runs=fine_tuned)
-    difference = paired_difference(*(averages_of(tuned, label).by_seed for label in ("mkor_h", rival)))
+    difference = paired_difference(*(averages_of(tuned, label).by_seed for label in (HYBRID, rival)))
     after = f"After fine-tuning, MKOR-H's F1 minus {rival}'s is {with_interval(difference)}." if difference else ""
-    return decision.with_details(after, from_runs("bert_squad.runs.csv", tuned.of_labels("mkor_h", rival)))
+    return decision.with_details(after, from_runs("bert_squad.runs.csv", tuned.of_labels(HYBRID, rival)))
 
 
 def _periods(trained: Trained, labels: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from workflow.bench.analysis.final_quality import Views, break_even, final_limit, step_ratio
+from workflow.bench.analysis.final_quality import Views, break_even, final_limit
 from workflow.bench.analysis.step_times import StepTimes, Training
 from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, SweptRatio, TargetSweep, target_sweep
 from workflow.bench.analysis.wording import capital, integer_ranges
@@ -32,6 +32,12 @@ from workflow.bench.results.sources import Sources, from_rows
 
 SGD: Final = "sgd"
 """The optimizer whose steps set the targets."""
+SPEEDUPS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "C06": ("resnet50_imagenet", ("sgd",)),
+    "C07": ("resnet50_imagenet", ("kaisa",)),
+    "C19": ("alexnet_cifar100", ("sgd", "hylo", "kaisa")),
+}
+"""By claim, the experiment and the rivals whose time is compared with MKOR's."""
 MOST_UNREACHED: Final = 0.1
 """The largest share of pairs with a run that missed its target of which one can say that they do not differ.
 
@@ -95,9 +101,11 @@ def counts(name: str, ratio: SweptRatio) -> str:
 
 
 def over_studies(*ratios: SweptRatio) -> str:
-    """Return a sentence on the tuning studies to which the seeds belong; empty without several."""
+    """Return a sentence on the tuning studies to which the seeds belong; empty if nothing was tuned."""
     studies = max(ratio.studies for ratio in ratios)
-    return f"Intervals are those of the means of {studies} tuning studies." if studies > 1 else ""
+    if studies == 1:
+        return "Intervals are over seeds of one tuning study, without the spread between studies."
+    return f"Intervals are those of the means of {studies} tuning studies." if studies else ""
 
 
 def side_by_side(name: str, sweep: TargetSweep, in_steps: Views, in_time: Views | None = None) -> str:
@@ -117,12 +125,10 @@ def disagreement(name: str, views: Views, condition: Condition) -> str:
     return "" if final == mean else f"{name} is {mean} in the mean of all targets"
 
 
-def overhead(label: str, rival: str, in_steps: Views, measured: float | None) -> str:
+def overhead(label: str, rival: str, sweep: TargetSweep, times: StepTimes) -> str:
     """Return a sentence on what a label's step may cost; empty if neither it nor its rival reached final quality."""
-    limit = in_steps.final.estimate
-    if limit is None:
-        return ""
-    return f"{label} takes less time if its step costs, in multiples of {rival}'s, {break_even(limit, measured)}."
+    found = break_even(sweep.at(FINAL), times, label, rival)
+    return f"{label} takes less time if its step costs, in multiples of {rival}'s, {found}." if found else ""
 
 
 def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Condition], *rivals: str) -> Decision:
@@ -146,7 +152,7 @@ def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Cond
     data = trained.sources(*labels)
     # Iterations need no clock: they are stated even where the machine could not time the steps.
     if problem := untimed(times, *(sweep.training(label) for label in (mkor, *rivals))):
-        return not_tested(problem, _beside(sweep, mkor, in_steps), data)
+        return not_tested(problem, _beside(sweep, times, mkor, in_steps), data)
     time, *more = conditions
     in_time = {rival: Views.of_time(sweep, times, rival, mkor) for rival in rivals}
     judged = {(f"time {rival}/{mkor}" if more else f"{rival}/{mkor}"): (in_time[rival], time) for rival in rivals}
@@ -158,14 +164,13 @@ def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Cond
     verdicts = part_verdicts(parts) if len(parts) > 1 else reason(name, views.final, condition)
     disagreements = (disagreement(name, *of_one) for name, of_one in judged.items())
     used = statistics_used(parts)
-    measured = {rival: step_ratio(sweep.at(FINAL), times, mkor, rival) for rival in rivals}
     return Decision(
         tuple(parts),
         f"Training seconds to {final_limit(sweep)}: {'; '.join(filter(None, (verdicts, *disagreements)))}.",
         sentences(
             f"{capital(used)}." if used else "",
             over_studies(*(views.final for views in in_time.values())),
-            _beside(sweep, mkor, in_steps, in_time, measured),
+            _beside(sweep, times, mkor, in_steps, in_time),
             *(counts(f"{rival}/{mkor}", views.final) for rival, views in in_time.items()),
             left_out(trained.of_labels(*labels)),
         ),
@@ -178,16 +183,16 @@ def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Cond
 
 def _beside(
     sweep: TargetSweep,
+    times: StepTimes,
     mkor: str,
     in_steps: Mapping[str, Views],
     in_time: Mapping[str, Views] | None = None,
-    measured: Mapping[str, float] | None = None,
 ) -> str:
     """Return sentences on all views of every rival's ratio over MKOR, and on the overhead that MKOR may have."""
     texts = [f"{capital(sweep.describe())}.", sweep.remarks()]
     for rival, views in in_steps.items():
         texts += [
             side_by_side(f"{rival}/{mkor}", sweep, views, in_time[rival] if in_time else None),
-            overhead(mkor, rival, views, measured[rival] if measured else None),
+            overhead(mkor, rival, sweep, times),
         ]
     return sentences(*texts)

@@ -133,7 +133,9 @@ def _target(text: str) -> Target:
 
 def _is_finite(value: object) -> bool:
     # math.isfinite raises an error for an integer that is too large for a float.
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 _PARSERS: Final[Mapping[type, Callable[[str], object]]] = {bool: _truth_value, dict: _mapping, Target: _target}
