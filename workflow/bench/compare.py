@@ -1,7 +1,8 @@
 """``python -m workflow.bench.compare [FOLDER ...]``: compare this machine with others, from the files they have now.
 
 It prints the step times of the first-order and second-order optimizers, what a step may cost for the claims on time to
-hold, and the claims of the paper whose verdict is another here, and writes the figure and the table of all times, and the verdicts of all machines.
+hold, and the claims of the paper whose verdict is another here. It writes the figure and the table of all times, and
+the verdicts of all machines.
 """
 
 from __future__ import annotations
@@ -91,12 +92,16 @@ def _overheads(machines: Sequence[Machine]) -> Iterator[str]:
     if not found:
         yield "break-even overheads: none; no machine has runs to final quality and their evaluations"
         return
-    for one in found:
-        yield (
-            f"{one.claim}, {one.experiment}: {one.label} saves time over {one.rival} if its step costs, in multiples of "
-            f"{one.rival}'s (iterations of {one.counted_on}),"
+    yield "a step may cost, in multiples of the rival's, and costs on each machine:"
+    heads = ("claim", "experiment", "step of", "rival", "needs", *(machine.name for machine in machines))
+    rows = [
+        (
+            *(one.claim, one.experiment, one.label, one.rival, next(iter(one.by_machine.values())).needs),
+            *(one.by_machine[machine.name].here for machine in machines),
         )
-        yield from (f"  {limit} ({machine})" for machine, limit in one.by_machine.items())
+        for one in found
+    ]
+    yield from aligned([heads, *rows], names=len(heads), indent="")
 
 
 def _verdict_lines(here: str, judged: Sequence[str], claims: Sequence[Mapping[str, str]]) -> Iterator[str]:

@@ -77,10 +77,19 @@ class BreakEven:
     outcome: Outcome | None = None
     """Whether the label needs less time, in the whole interval of the ratio of times."""
 
-    def __str__(self) -> str:
+    @property
+    def needs(self) -> str:
+        """What it may cost in words: ``< 1.67 [1.5, 1.8]``."""
         interval = f" [{number(self.limit.low)}, {number(self.limit.high)}]" if self.limit.has_interval else ""
-        here = "" if self.measured is None else f", here {number(self.measured)}: {self.outcome}"
-        return f"< {number(self.limit.value)}{interval}{here}"
+        return f"< {number(self.limit.value)}{interval}"
+
+    @property
+    def here(self) -> str:
+        """What it costs and what follows: ``1.41: wins``; ``not timed`` if that is not known."""
+        return "not timed" if self.measured is None else f"{number(self.measured)}: {self.outcome}"
+
+    def __str__(self) -> str:
+        return self.needs if self.measured is None else f"{self.needs}, here {self.here}"
 
 
 def break_even(final: TargetSweep, times: StepTimes, label: str, rival: str) -> BreakEven | None:

@@ -25,8 +25,6 @@ class Overhead(NamedTuple):
     experiment: str
     label: str
     rival: str
-    counted_on: str
-    """The machine whose runs gave the iterations."""
     by_machine: Mapping[str, BreakEven]
     """By machine, what a step of the label may cost in multiples of its rival's, and what it costs there."""
 
@@ -37,7 +35,7 @@ def overheads(machines: Mapping[str, Results]) -> Iterator[Overhead]:
     machines: results by machine's name; of several with runs the first counts.
     """
     times = {name: StepTimes(results.probe("step_time")) for name, results in machines.items()}
-    pairs = [
+    pairs: list[tuple[str, str, str, str | None, str]] = [
         (claim, experiment, over_lamb.LAMB, over_lamb.HYBRID, rival)
         for claim, rival in over_lamb.RIVALS.items()
         for experiment in over_lamb.WORKLOADS
@@ -46,18 +44,18 @@ def overheads(machines: Mapping[str, Results]) -> Iterator[Overhead]:
         (claim, experiment, SGD, None, rival) for claim, (experiment, rivals) in SPEEDUPS.items() for rival in rivals
     ]
     trained = {
-        experiment: {name: Trained.of(results, experiment) for name, results in machines.items()}
+        experiment: [Trained.of(results, experiment) for results in machines.values()]
         for experiment in dict.fromkeys(experiment for _, experiment, *_ in pairs)
     }
     for claim, experiment, base, hybrid, rival in pairs:
-        for name, one in trained[experiment].items():
+        for one in trained[experiment]:
             label = hybrid or mkor_of(one.runs)
             sweep = sweep_of(one, base, (label, rival))
             # Without runs, or without evaluations: committed references of large tiers keep records in their place.
             if isinstance(sweep, TargetSweep):
                 final = sweep.at(FINAL)
                 found = {machine: break_even(final, timed, label, rival) for machine, timed in times.items()}
-                by_machine = {machine: limit for machine, limit in found.items() if limit}
-                if by_machine:
-                    yield Overhead(claim, experiment, label, rival, name, by_machine)
+                # Iterations are the same on all machines: either each has a limit, or none.
+                if by_machine := {machine: limit for machine, limit in found.items() if limit}:
+                    yield Overhead(claim, experiment, label, rival, by_machine)
                 break
