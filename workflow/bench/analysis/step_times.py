@@ -55,6 +55,7 @@ class AATest(NamedTuple):
     """A/A intervals of one optimizer, timed twice under two names: 95 % intervals of a ratio that is 1."""
 
     experiment: str
+    workload: str
     optimizer: str
     rounds: int
     left_out: int
@@ -176,10 +177,9 @@ class StepTimes:
 def _aa_test(first: pd.DataFrame, second: pd.DataFrame) -> AATest:
     ms = _idle_rounds(first, second)
     logs = np.log(ms.to_numpy(float)[:, 0] / ms.to_numpy(float)[:, 1])
-    experiment, optimizer = second[["experiment", "optimizer"]].iloc[0]
-    return AATest(
-        str(experiment), str(optimizer), len(second), int(is_true(second["left_out"]).sum()), *aa_exclusions(logs)
-    )
+    experiment, workload, optimizer = map(str, second[["experiment", "workload", "optimizer"]].iloc[0])
+    busy = int(is_true(second["left_out"]).sum())
+    return AATest(experiment, workload, optimizer, len(second), busy, *aa_exclusions(logs))
 
 
 def _rounds_a_block(rows: pd.DataFrame) -> int:

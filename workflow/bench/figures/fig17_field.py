@@ -52,10 +52,12 @@ _ROW_INCHES: Final = 0.135
 _NOTES: Final = (
     "Above: the share of (target, seed) pairs in which an optimizer takes at most so many times the iterations of the "
     "best one, the mean over autoencoder (SGD), AlexNet and language model; bands: intervals of a bootstrap that draws "
-    "workloads, and of each of them seeds; gray: the other families. Labels of one workload alone have no profile",
-    "Below: iterations to eight targets over those of the base optimizer, geometric mean and interval over seeds, "
-    "below 1 in the method's favor; methods without a base are compared to the one named above the panel, which has a "
-    "bare marker; a run that misses a target enters with its budget",
+    "workloads, and of each of them tuning studies, or the seeds of a single one; gray: the other families. Labels of "
+    "one workload alone have no profile",
+    "Targets are what the base reaches after 30, 40, ... 100 % of its steps, without trivial and early ones. Below: "
+    "iterations to these targets over those of the base optimizer, geometric mean and interval, below 1 in the "
+    "method's favor; methods without a base are compared to the one named above the panel, which has a bare marker; a "
+    "run that misses a target enters with its budget",
     "At the bottom: the target's metric, its median over seeds (thin lines), of fine-tuning through Kronecker adapters "
     "and of a recurrent network with Kronecker-product weights",
     "cosine, norm: of a matrix's step against the step of SGD with the same gradients, rate and momentum, a dot for "
@@ -135,7 +137,7 @@ def _name_lines(axes: Axes, heights: Mapping[str, float]) -> None:
 
 def _draw_curves(axes: Axes, contest: Contest) -> None:
     """Draw the target's metric over the iterations, a named curve for each label."""
-    goal = contest.sweep.targets[0]
+    goal = contest.sweep.goal
     shown = panels.ended(contest.metrics, goal.split, goal.metric)
     panels.loss_axis(axes, shown)
     panels.draw_curves(axes, shown, x="step", scale=1.0)
