@@ -29,21 +29,31 @@ LADDER: Mapping[tuple[str, str, bool], Mapping[str, float]] = {
     ("alexnet", "adamw", False): {"mac": 1.2, "one_side": 1.0, "mkor": 1.3, "foof": 1.1, "kfac": 1.0},
     ("alexnet", "adamw", True): {"mkor": 1.0},
 }
-"""How many times as fast as the base optimizer's a rung's loss falls; by workload, base, and whether inputs are centred."""
+"""How much faster a rung's loss falls than the base's; by workload, base, and whether inputs are centred."""
 SPREAD = 0.04
 """The logarithms of the factors differ by as much from study to study."""
 
 
-def deviation(label: str, study: int) -> float:
-    """Return by how much the logarithm of a label's speed deviates in a study; the mean of three studies is 0."""
+def deviation(label: str, study: int, place: int = 0) -> float:
+    """Return by how much the logarithm of a label's speed deviates in a study; the mean of three studies is 0.
+
+    place: the number of the workload's size, if it has several.
+    """
     if label in ("sgd", "adamw"):
         return 0.0
-    # Another order for each label, so that their studies do not rise and fall together.
-    return SPREAD * ((study + len(label)) % 3 - 1)
+    # Another order for each label and size, so that their studies do not rise and fall together.
+    return SPREAD * ((study + len(label) + place * place) % 3 - 1)
 
 
 def line(
-    experiment: str, workload: str, label: str, seeds: Iterable[int], speed: float, studies: int, **columns: Any
+    experiment: str,
+    workload: str,
+    label: str,
+    seeds: Iterable[int],
+    speed: float,
+    studies: int,
+    place: int = 0,
+    **columns: Any,
 ) -> Rows:
     """Return the runs of a label whose losses are straight lines, ``speed`` times as steep as `FALL` in `STEPS`."""
     metrics, runs = run_rows(experiment, workload, label, seeds, steps=STEPS, every=5)
@@ -51,7 +61,7 @@ def line(
     for row in (*metrics, *runs):
         row["run"] = f"{experiment}-{workload}-{label}-{kind}-{row['seed']}"
     for row in metrics:
-        slope = speed * math.exp(deviation(label, row["seed"] % studies))
+        slope = speed * math.exp(deviation(label, row["seed"] % studies, place))
         row["value"] = START - FALL * slope * row["step"] / STEPS
     for run in runs:
         run |= {"target": Target("validation", "loss", "below", 0.8), "study": run["seed"] % studies, **columns}
@@ -95,11 +105,11 @@ def write_batch_sizes(root: Path, seeds: Iterable[int] = range(3), studies: int 
     for workload, powers in ITERATIONS.items():
         base = next(iter(powers))
         for label, power in powers.items():
-            for size in SIZES:
+            for place, size in enumerate(SIZES):
                 given = {"batch_size": size}
                 metrics, runs = line("batch_size", workload, label, listed, 1.0, studies, workload_parameters=given)
                 for run in runs:
-                    took = iterations(power, size) * math.exp(deviation(label, run["study"])) if power else None
+                    took = iterations(power, size) * math.exp(deviation(label, run["study"], place)) if power else None
                     run |= reaching(took, 0.01)
                     run |= {"hyperparameters": {"lr": 0.1, **({"base": base} if label in ("mkor", "kaisa") else {})}}
                 parts.append((metrics, runs))
@@ -124,6 +134,8 @@ def write_widths(root: Path, seeds: Iterable[int] = range(3), studies: int = 3) 
     for index, width in enumerate(WIDTHS):
         for label, speed in {"adamw": 1.0, **{label: of_label[index] for label, of_label in SPEEDUPS.items()}}.items():
             given = {"batch_size": 16, "hidden_size": width}
-            parts.append(line("width", "language_model", label, listed, speed, studies, workload_parameters=given))
+            parts.append(
+                line("width", "language_model", label, listed, speed, studies, index, workload_parameters=given)
+            )
     write_experiment(root, "width", parts)
     return root

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.batch_sizes import Arrival, Batches, batches, sentences
+from workflow.bench.analysis.batch_sizes import Batches, batches, sentences
 from workflow.bench.analysis.estimates import Estimate, mean_ratio
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -73,16 +73,14 @@ def _draw_iterations(axes: Axes, of_workload: Batches) -> None:
         bounds = {size: one.iterations.value for size, one in arrivals.items() if one.is_censored}
         look: dict[str, Any] = {"color": style.style_of(label).color, "markerfacecolor": "white", "linestyle": "none"}
         axes.plot([place * size for size in bounds], [*bounds.values()], marker=_BOUND, **look)
-    _draw_proportional(
-        axes, [one for by_size in of_workload.arrivals.values() for one in by_size.values()], of_workload
-    )
+    _draw_proportional(axes, of_workload)
     panels.plain_log_ticks(axes)
 
 
-def _draw_proportional(axes: Axes, arrivals: list[Arrival], of_workload: Batches) -> None:
+def _draw_proportional(axes: Axes, of_workload: Batches) -> None:
     """Draw the line on which twice the batch takes half the iterations, from the largest number at the left."""
     sizes = np.array(of_workload.sizes, float)
-    highest = max(one.iterations.value for one in arrivals)
+    highest = max(one.iterations.value for by_size in of_workload.arrivals.values() for one in by_size.values())
     low, high = axes.get_ylim()
     axes.plot(sizes, highest * sizes[0] / sizes, color=style.GUIDE, linestyle=style.MODEL_LINE, linewidth=0.8, zorder=1)
     axes.set_ylim(low, high)

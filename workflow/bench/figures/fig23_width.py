@@ -40,9 +40,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     """
     found = widths(results)
     labels = style.in_order(found.labels)
-    figure, axes = style.new_figure(
-        2, 2, height=2.9 + _ROW * len(labels), sharey="row", height_ratios=(2.2, _ROW * len(labels))
-    )
+    below = _ROW * len(labels)
+    figure, axes = style.new_figure(2, 2, height=2.9 + below, sharey="row", height_ratios=(2.2, below))
     for (upper, lower), where in zip(axes.T, PLACES, strict=True):
         upper.set_title(where)
         _draw_speedups(upper, found, labels, where)
