@@ -58,8 +58,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     figure, axes = style.new_figure(2, len(workloads), height=3.5, sharex="row", sharey="row")
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         of_workload = [ladder for ladder in found if ladder.workload == workload]
-        upper.set_title(style.workload_name(workload), pad=13)
-        _draw_shares(upper, [ladder for ladder in of_workload if not ladder.centred])
+        lines = _draw_shares(upper, [ladder for ladder in of_workload if not ladder.centred])
+        upper.set_title(style.workload_name(workload), pad=3 + 7 * lines)
         _draw_ratios(lower, of_workload)
         _head(lower, [f"{_LOOKS[one.base].name}: {one.decision}" for one in declared if one.workload == workload])
     _scale(axes)
@@ -74,8 +74,11 @@ def _row(base: str) -> float:
     return _APART * (2 * list(BASES).index(base) - 1)
 
 
-def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> None:
-    """Draw the share of KFAC's gain in a row for each rung, the base optimizers beside each other."""
+def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> int:
+    """Draw the share of KFAC's gain in a row for each rung, the base optimizers beside each other.
+
+    Returns the number of lines above the panel, which say where there is no share.
+    """
     for end in (0, 100):
         axes.axvline(end, color=style.GUIDE, linewidth=0.8)
     rungs = [rung for rung in RUNGS if rung != TOP]
@@ -88,6 +91,7 @@ def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> None:
             undefined += [f"{_LOOKS[ladder.base].name}:", ladder.no_share(rungs[0])]
     _head(axes, undefined)
     panels.name_rows(axes, [RUNGS[rung] for rung in rungs])
+    return len(undefined)
 
 
 def _draw_ratios(axes: Axes, of_workload: Sequence[Ladder]) -> None:
