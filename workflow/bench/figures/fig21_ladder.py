@@ -59,7 +59,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         of_workload = [ladder for ladder in found if ladder.workload == workload]
         lines = _draw_shares(upper, [ladder for ladder in of_workload if not ladder.centred])
-        upper.set_title(style.workload_name(workload), pad=3 + 7 * lines)
+        upper.set_title(style.workload_name(workload), pad=4 + 7.5 * lines)
         _draw_ratios(lower, of_workload)
         _head(lower, [f"{_LOOKS[one.base].name}: {one.decision}" for one in declared if one.workload == workload])
     _scale(axes)
