@@ -35,7 +35,7 @@ from tests.support.synthetic_probes import STEP_MS, step_time, write_probe
 from tests.support.synthetic_tables import write_tables
 from tests.support.synthetic_training import write_training
 from tests.support.synthetic_trials import tables_of_trials
-from workflow.bench.analysis.time_to_target import SHARES
+from workflow.bench.analysis.target_sweep import SHARES
 from workflow.bench.figures import _page
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._panels import draw_differences

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from workflow.bench.analysis.estimates import Estimate, current_level, paired_difference
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.time_to_target import NoSweepError, SweptRatio, TargetSweep, factors, target_sweep
+from workflow.bench.analysis.target_sweep import NoSweepError, SweptRatio, TargetSweep, factors, target_sweep
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.tables import NoDataError, Results

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.time_to_target import SHARES, NoSweepError, TargetSweep, profiles, target_sweep
+from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, profiles, target_sweep
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style

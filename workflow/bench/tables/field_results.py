@@ -12,7 +12,7 @@ from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.field import Contest, contests
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.time_to_target import SweptRatio
+from workflow.bench.analysis.target_sweep import SweptRatio
 from workflow.bench.analysis.wording import number
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.sources import from_runs
