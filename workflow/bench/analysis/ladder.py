@@ -15,7 +15,7 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, ratio_of_means
 from workflow.bench.analysis.study_ratios import log_ratios
-from workflow.bench.analysis.time_to_target import NoSweepError, TargetSweep, target_sweep
+from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, target_sweep
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.tables import NoDataError, Results
 

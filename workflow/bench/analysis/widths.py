@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from workflow.bench.analysis.batch_sizes import slope
 from workflow.bench.analysis.estimates import Estimate, mean_ratio
 from workflow.bench.analysis.ladder import Decision
 from workflow.bench.analysis.study_ratios import log_ratios
-from workflow.bench.analysis.time_to_target import NoSweepError, TargetSweep, target_sweep
+from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, TargetSweep, target_sweep
 from workflow.bench.analysis.wording import estimated
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.tables import NoDataError, Results
@@ -66,9 +67,11 @@ class Widths:
         """Return the logarithm of a label's speedup by width and study, without widths that have no run to compare."""
         found = {}
         for width, sweep in self.sweeps.items():
-            at = final(sweep) if where == "at the final quality" else sweep
-            if label in at.courses and (ratios := log_ratios(at, BASE, label)):
-                found[width] = ratios
+            # AdamW's final quality may be no better than the trivial predictor: then that target was dropped.
+            with suppress(NoSweepError):
+                at = sweep.at(FINAL) if where == "at the final quality" else sweep
+                if label in at.courses and (ratios := log_ratios(at, BASE, label)):
+                    found[width] = ratios
         return found
 
     def speedups(self, label: str, where: Where) -> dict[int, Estimate]:
@@ -95,16 +98,6 @@ class Widths:
         predicted = lines[0] * math.log(held_out) + lines[1]
         measured = np.array([logs[held_out][study] for study in studies])
         return Extrapolated(mean_ratio(predicted), mean_ratio(measured), mean_ratio(measured - predicted))
-
-
-def final(sweep: TargetSweep) -> TargetSweep:
-    """Return the sweep of the one target that stands for the base's final quality."""
-    at = len(sweep.targets) - 2
-    courses = {
-        label: replace(course, crossings={seed: [steps[at]] for seed, steps in course.crossings.items()})
-        for label, course in sweep.courses.items()
-    }
-    return replace(sweep, targets=sweep.targets[at : at + 1], courses=courses)
 
 
 def widths(results: Results) -> Widths:

@@ -54,6 +54,7 @@ def _row(ladder: Ladder, rung: str) -> dict[str, Any]:
         "base": ladder.base,
         "inputs": inputs_name(centred=ladder.centred),
         "label": ladder.label(rung),
+        "targets": len(ladder.sweep.targets),
         "studies": len(ladder.gains[rung]),
         "iterations / base": _shown(ladder.ratio(rung)),
         "share of KFAC's gain": _shown(ladder.share(rung)) or ladder.no_share(rung),
