@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from typing import Final, Literal
 
 import numpy as np
@@ -63,29 +65,32 @@ class Widths:
         """The labels other than the base, in the order of the runs."""
         return [label for label in dict.fromkeys(self.runs["optimizer"].astype(str)) if label != BASE]
 
-    def logs(self, label: str, where: Where) -> dict[int, dict[int, float]]:
-        """Return the logarithm of a label's speedup by width and study, without widths that have no run to compare."""
-        found = {}
-        for width, sweep in self.sweeps.items():
-            # AdamW's final quality may be no better than the trivial predictor: then that target was dropped.
-            with suppress(NoSweepError):
-                at = sweep.at(FINAL) if where == "at the final quality" else sweep
-                if label in at.courses and (ratios := log_ratios(at, BASE, label)):
-                    found[width] = ratios
+    @cached_property
+    def logs(self) -> Mapping[tuple[str, Where], Mapping[int, Mapping[int, float]]]:
+        """The logarithms of a label's speedup at a place, by width and study; a width without runs to compare lacks."""
+        found: dict[tuple[str, Where], dict[int, Mapping[int, float]]] = {}
+        for label, where in product(self.labels, PLACES):
+            of_label = found.setdefault((label, where), {})
+            for width, sweep in self.sweeps.items():
+                # AdamW's final quality may be no better than the trivial predictor: then that target was dropped.
+                with suppress(NoSweepError):
+                    at = sweep.at(FINAL) if where == "at the final quality" else sweep
+                    if label in at.courses and (ratios := log_ratios(at, BASE, label)):
+                        of_label[width] = ratios
         return found
 
     def speedups(self, label: str, where: Where) -> dict[int, Estimate]:
         """Return a label's speedup by width."""
-        return {width: mean_ratio([*ratios.values()]) for width, ratios in self.logs(label, where).items()}
+        return {width: mean_ratio([*ratios.values()]) for width, ratios in self.logs[label, where].items()}
 
     def slope(self, label: str, where: Where) -> Estimate | None:
         """Return the slope of the logarithm of a label's speedup over that of the width; None without all widths."""
-        logs = self.logs(label, where)
+        logs = self.logs[label, where]
         return slope(logs) if logs.keys() == self.sweeps.keys() else None
 
     def extrapolated(self, label: str, where: Where) -> Extrapolated | None:
         """Return the prediction of the largest width; None without two smaller ones, all with runs to compare."""
-        logs = self.logs(label, where)
+        logs = self.logs[label, where]
         *smaller, held_out = self.sweeps
         if len(smaller) < 2 or logs.keys() != self.sweeps.keys():
             return None
