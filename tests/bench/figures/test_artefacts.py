@@ -31,6 +31,7 @@ from tests.support.figures import (
 from tests.support.synthetic import iteration_times, reaching, run_rows, write_experiment, write_results, write_rows
 from tests.support.synthetic_claims import swept
 from tests.support.synthetic_field import write_field
+from tests.support.synthetic_ladder import write_batch_sizes, write_ladder, write_widths
 from tests.support.synthetic_probes import STEP_MS, step_time, write_probe
 from tests.support.synthetic_tables import write_tables
 from tests.support.synthetic_training import write_training
@@ -62,12 +63,14 @@ FIGURES = available("figures")
 MEASURED = [name for name in FIGURES if describe("figures", name).experiments or describe("figures", name).probes]
 OF_PROBES = [name for name in MEASURED if not describe("figures", name).experiments] + ["fig18_factors"]
 TABLES = available("tables")
+OVER_STUDIES = ("fig21_ladder", "fig22_batch_size", "fig23_width")
+"""Figures whose intervals are over tuning studies, which their notes say."""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write_results(tmp_path_factory.mktemp("results") / "test-cpu" / "embedded")
-    return write_field(write_tables(write_training(root)))
+    return write_widths(write_batch_sizes(write_ladder(write_field(write_tables(write_training(root))))))
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +142,12 @@ def test_a_figure_carries_tier_hardware_seeds_and_commit(name, drawn):
     caption = caption_of(drawn[name])
     assert caption.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu")
     assert caption.endswith("Commit 012345678.")
-    if describe("figures", name).experiments:
+    if name in OVER_STUDIES:
+        assert "seeds 0-2. " in caption
+        assert "over studies" in caption
+    elif describe("figures", name).experiments:
         assert any(f"0-2 ({shown})" in caption for shown in ("median, every run shown", "mean, 95 % t interval"))
+    if describe("figures", name).experiments:
         assert "MKOR's update rule: exact (Sherman-Morrison)" in caption
 
 
@@ -402,8 +409,9 @@ def test_the_plan_of_an_artefact_names_its_data_and_its_code():
     assert needed["published"] == ["workflow/paper/iteration_time_ms.csv"]
     assert {"workflow/bench/figures/_style.py", "workflow/bench/analysis/captions.py"} <= set(needed["code"])
     assert all(Path(file).is_file() for file in needed["code"] + needed["published"])
-    # Figure 17 is of the field tier's experiments.
-    assert {artefact.name for artefact in planned_artefacts(plan, "figures")} == {*FIGURES} - {"fig17_field"}
+    # These figures are of the evidence and field tiers' experiments.
+    elsewhere = {"fig17_field", "fig21_ladder", "fig22_batch_size", "fig23_width"}
+    assert {artefact.name for artefact in planned_artefacts(plan, "figures")} == {*FIGURES} - elsewhere
     budget = describe("figures", "fig19_tuning_budget")
     tables = sorted((CONFIG / "tuned" / "embedded").glob("*.trials.csv"))
     assert inputs(budget, plan)["trials"] == [str(table.relative_to(Path.cwd())) for table in tables]

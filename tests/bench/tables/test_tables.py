@@ -25,7 +25,7 @@ from workflow.bench.tables._files import write_table
 from workflow.bench.tables._finetuning import counterpart
 from workflow.bench.tables.published_consistency import Derived, Printed, compare, derive
 
-ELSEWHERE = ("claims", "hardware", "field_results", "field_costs")
+ELSEWHERE = ("claims", "hardware", "field_results", "field_costs", "ladder")
 """The tables that other modules test."""
 TABLES = [name for name in available("tables") if name not in ELSEWHERE]
 

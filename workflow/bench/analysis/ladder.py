@@ -6,7 +6,7 @@ docs/experiments/ladder.md states the rules in words.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
@@ -15,7 +15,7 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, ratio_of_means
 from workflow.bench.analysis.study_ratios import log_ratios
-from workflow.bench.analysis.time_to_target import NoSweepError, TargetSweep, target_sweep
+from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, target_sweep
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -38,6 +38,7 @@ STEPS: Final[Mapping[str, tuple[str, str]]] = {
     "MKOR's memory": ("one_side", "one_vector"),
 }
 """What may be worth something: the rung that has it, and the one that lacks it."""
+NAMES: Final = {"sgd": "SGD", "adamw": "AdamW"}
 NO_GAIN: Final = "KFAC gains nothing"
 HALF: Final = 0.5
 """The prediction says that less than this share of MKOR's gain remains where inputs are centred."""
@@ -85,9 +86,17 @@ class Ladder:
         }
 
     def share(self, rung: str) -> Estimate | None:
-        """Return the share of KFAC's gain that a rung keeps; None if KFAC has no gain or one of the two no runs."""
-        gains = self.gains
-        return ratio_of_means(gains[rung], gains[TOP]) if rung in gains and TOP in gains else None
+        """Return the share of KFAC's gain that a rung keeps; None for the reason that `no_share` gives."""
+        return ratio_of_means(self.gains.get(rung, {}), self.gains.get(TOP, {}))
+
+    def no_share(self, rung: str) -> str:
+        """Return why a rung has no `share`; empty if it has one."""
+        if self.share(rung) is not None:
+            return ""
+        if TOP not in self.gains:
+            return "no runs of KFAC"
+        shared = self.gains.get(rung, {}).keys() & self.gains[TOP].keys()
+        return NO_GAIN if len(shared) > 1 else "fewer than two studies"
 
 
 def ladders(results: Results) -> tuple[list[Ladder], list[str]]:
@@ -109,8 +118,9 @@ def ladders(results: Results) -> tuple[list[Ladder], list[str]]:
                 if not chosen.any():
                     continue
                 rows = runs[chosen]
+                of_runs = metrics[metrics["run"].isin(rows["run"])]
                 try:
-                    found.append(Ladder(workload, base, inputs, rows, target_sweep(rows, metrics, base)))
+                    found.append(Ladder(workload, base, inputs, rows, target_sweep(rows, of_runs, base)))
                 except NoSweepError as problem:
                     left_out.append(f"{workload} over {base}, {inputs_name(centred=inputs)} inputs, {problem}")
     if not found:
@@ -171,9 +181,9 @@ def predictions(found: Iterable[Ladder]) -> list[Prediction]:
 
 
 def _prediction(workload: str, base: str, plain: Ladder | None, centred: Ladder | None) -> Prediction:
-    ratios = [ladder.ratio("mkor") if ladder else None for ladder in (plain, centred)]
-    gains = [ladder.gains.get("mkor", {}) if ladder else {} for ladder in (plain, centred)]
-    return Prediction(workload, base, *ratios, kept=ratio_of_means(gains[1], gains[0]))
+    before, after = (ladder.ratio("mkor") if ladder else None for ladder in (plain, centred))
+    gain, left = (ladder.gains.get("mkor", {}) if ladder else {} for ladder in (plain, centred))
+    return Prediction(workload, base, before, after, ratio_of_means(left, gain))
 
 
 def on_workload(decisions: Sequence[Decision]) -> Decision:
@@ -232,3 +242,31 @@ def worths(found: Iterable[Ladder]) -> list[Worth]:
             if ratios:
                 worth.append(Worth(part, base, saves, costs, len(ratios)))
     return worth
+
+
+def sentences(found: Sequence[Ladder], name: Callable[[str], str]) -> list[str]:
+    """Return what the runs say of the prediction, and of what MKOR's parts are worth, a sentence each.
+
+    name: returns a workload's name.
+    """
+    declared = predictions(found)
+    by_workload = decisions_by_workload(declared)
+    places = "; ".join(
+        f"{decision}: {', '.join(name(workload) for workload, of_it in by_workload.items() if of_it == decision)}"
+        for decision in dict.fromkeys(by_workload.values())
+    )
+    said = [
+        "Declared before the runs: MKOR's gain vanishes where inputs are centred, so that the interval of its "
+        "iterations over the base's contains 1 and less than half of its gain is left. In general: "
+        f"{in_general(by_workload)} ({places})"
+    ]
+    for worth in worths(found):
+        on = f"{len(worth.saves)} of {worth.tested}"
+        where = f" ({', '.join(map(name, worth.saves))})" if worth.saves else ""
+        costs = f", and costs iterations on {', '.join(map(name, worth.costs))}" if worth.costs else ""
+        having, lacking = STEPS[worth.part]
+        said.append(
+            f"{worth.part} ({having} against {lacking}) saves iterations over {NAMES[worth.base]} on {on} "
+            f"workloads{where}{costs}"
+        )
+    return said

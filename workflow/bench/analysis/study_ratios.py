@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from workflow.bench.analysis.estimates import studies_of
-from workflow.bench.analysis.time_to_target import Course, TargetSweep
+from workflow.bench.analysis.target_sweep import Course, TargetSweep
 
 
 def log_ratios(sweep: TargetSweep, above: str, below: str) -> dict[int, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -80,7 +80,7 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "dp_kfac": MethodStyle("DP-KFAC", "#2E9044", "d", _DASHES["dotted"]),
     "cgfac": MethodStyle("CG-FAC", "#989789", "D", _DASHES["sparse dots"]),
     "thermo_kfac": MethodStyle("Thermodynamic K-FAC", "#A81A07", "^", _DASHES["dotted"]),
-    "nadamw": MethodStyle("NadamW", "#A25617", "D", _DASHES["long dash"]),
+    "nadamw": MethodStyle("NadamW", "#4B0FB0", "D", _DASHES["dash-dot"]),
     "schedule_free_adamw": MethodStyle("Schedule-free AdamW", "#734879", "s", _DASHES["short dash"]),
     "adafisher_convex": MethodStyle("AdaFisher (convex)", "#928F0E", "^", _DASHES["sparse dots"]),
     "kld_wrm_q": MethodStyle("KLD-WRM (Q)", "#71609A", "X", _DASHES["even dash"]),
@@ -106,8 +106,8 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "mkor_bfloat16": MethodStyle("MKOR (bfloat16)", "#2F3FCF", "P", _DASHES["dotted"]),
     "mkor_windowed": MethodStyle("MKOR (windowed)", "#632A89", "*", _DASHES["even dash"]),
     "mkor_normalized": MethodStyle("MKOR (both sides acting)", "#C0400A", "p", _DASHES["long dash-dot"]),
-    "mkor_one_side": MethodStyle("MKOR (one side)", "#3B7D5A", "<", _DASHES["long and short"]),
-    "mkor_one_vector": MethodStyle("MKOR (one vector)", "#F99B07", ">", _DASHES["dash-dot"]),
+    "mkor_one_side": MethodStyle("MKOR (one side)", "#39755A", "<", _DASHES["long and short"]),
+    "mkor_one_vector": MethodStyle("MKOR (one vector)", "#8A0A0A", ">", _DASHES["dash-dot"]),
     "mkor_scaled": MethodStyle("MKOR (g × 65,536)", "#143170", "D", _DASHES["dotted"]),
     "mkor_adamw": MethodStyle("MKOR over AdamW", "#EB6F42", "o", _DASHES["long dash"]),
     "mkor_owners": MethodStyle("MKOR by owners", "#00B0C8", "H", _DASHES["sparse dots"]),
@@ -122,6 +122,15 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "mkor_h": MethodStyle("MKOR-H", "#2F015F", "d", _DASHES["long dash"]),
     "copy": MethodStyle("memory floor (copy)", "#9A9A9A", ".", _DASHES["sparse dots"]),
 }
+_RUNGS: Final = {
+    "one_vector": "mkor_one_vector",
+    "one_side": "mkor_one_side",
+    "both_sides": "mkor_normalized",
+    "kfac": "kaisa",
+}
+"""Labels of the ladder, and those by which other experiments know the same methods."""
+_OVER_ADAMW: Final = "_adamw"
+"""How labels of the ladder end that have a namesake over SGD; no panel shows both."""
 _SPARE_COLORS: Final = ("#AA3377", "#BBBB22", "#3B5B92", "#F08080", "#AA4499")
 _SPARE_MARKERS: Final = ("<", ">", "8", "H", "*", "d", "p")
 
@@ -196,9 +205,13 @@ def seaborn_looks(looks: Mapping[str, MethodStyle]) -> dict[str, Any]:
 
 
 def style_of(label: str) -> MethodStyle:
-    """Return the look of an optimizer label; that of an unlisted label depends on nothing but its name."""
+    """Return the look of an optimizer label; that of an unknown label depends on nothing but its name."""
     if label in STYLES:
         return STYLES[label]
+    rung = label.removesuffix(_OVER_ADAMW)
+    if (known := _RUNGS.get(rung, rung)) in STYLES:
+        look = STYLES[known]
+        return look if rung == label else replace(look, name=f"{look.name} over AdamW")
     code = zlib.crc32(label.encode())  # Python's own hash of a text differs from process to process
     color, marker = _SPARE_COLORS[code % len(_SPARE_COLORS)], _SPARE_MARKERS[code // 7 % len(_SPARE_MARKERS)]
     return MethodStyle(label.replace("_", " "), color, marker, list(_DASHES.values())[code // 53 % len(_DASHES)])

@@ -13,9 +13,9 @@ from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.machines import Machine, StepTime, TargetTime
 from workflow.bench.analysis.time_to_target import rate_of
-from workflow.bench.analysis.wording import number
+from workflow.bench.analysis.wording import estimated, number
 from workflow.bench.results.tables import Results
-from workflow.bench.tables._files import estimated, write_table
+from workflow.bench.tables._files import write_table
 
 EXPERIMENTS = ("*",)
 PROBES = ("step_breakdown", "iteration_time", "step_time")

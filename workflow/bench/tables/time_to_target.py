@@ -24,11 +24,11 @@ from workflow.bench.analysis.time_to_target import (
     to_target,
     too_short,
 )
-from workflow.bench.analysis.wording import number
+from workflow.bench.analysis.wording import estimated, number
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import from_runs
 from workflow.bench.results.tables import NoDataError, Results
-from workflow.bench.tables._files import estimated, write_table
+from workflow.bench.tables._files import write_table
 
 EXPERIMENTS = ("*",)
 PROBES = ("step_time",)
