@@ -57,6 +57,13 @@ def _switch(results: Results, conditions: Sequence[Condition]) -> Decision:
     return switching.decide_switch(pretrained, autoencoder, glue, conditions)
 
 
+def _glue(results: Results, conditions: Sequence[Condition], claim: str, contender: str) -> Decision:
+    stated = published("claims", as_text=True).set_index("id").loc[claim, "published"]
+    return finetuning.decide_glue_average(
+        Trained.of(results, "bert_glue"), conditions, contender, *published_sizes(str(stated))
+    )
+
+
 def _speedup(results: Results, conditions: Sequence[Condition], experiment: str, *rivals: str) -> Decision:
     times = StepTimes(results.probe("step_time"))
     return time_to_target.decide_speedup(Trained.of(results, experiment), times, conditions, *rivals)
@@ -67,8 +74,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "C01": lambda results, given: time_to_target.decide_hybrid_time(Evidence.of(results), given, "lamb"),
     "C02": lambda results, given: time_to_target.decide_hybrid_time(Evidence.of(results), given, "kaisa"),
     "C03": lambda results, given: time_to_target.decide_iterations_to_target(Evidence.of(results), given),
-    "C04": lambda results, given: finetuning.decide_glue_average(Trained.of(results, "bert_glue"), given, "mkor"),
-    "C05": lambda results, given: finetuning.decide_glue_average(Trained.of(results, "bert_glue"), given, "kaisa"),
+    "C04": lambda results, given: _glue(results, given, "C04", "mkor"),
+    "C05": lambda results, given: _glue(results, given, "C05", "kaisa"),
     "C06": lambda results, given: _speedup(results, given, "resnet50_imagenet", "sgd"),
     "C07": lambda results, given: _speedup(results, given, "resnet50_imagenet", "kaisa"),
     "C08": partial(_of_probe, "iteration_time", costs.decide_period_cost),

@@ -148,7 +148,8 @@ def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Cond
     judged = [(f"time {name}" if more else name, ratio, time) for name, ratio in ratios.items()]
     if more:
         judged += [(f"iterations {mkor}/{rival}", sweep.steps_ratio(mkor, rival), more[0]) for rival in rivals]
-    parts = [part_of(*of_part) for of_part in judged]
+    compared = zip(rivals * len(conditions), judged, strict=True)
+    parts = [trained.unless_inert(rival, part_of(*of_part)) for rival, of_part in compared]
     used = statistics_used(parts)
     return Decision(
         tuple(parts),
@@ -212,6 +213,9 @@ def _swept(trained: Trained, times: StepTimes | None, above: str, below: str, co
         return _untested(name, sweep)
     if times and (problem := untimed(times, sweep.training(above), sweep.training(below))):
         return _untested(name, problem)
+    # The rival stands above in a ratio of seconds, below in one of iterations.
+    if inert := trained.inert(above if times else below):
+        return _untested(name, inert)
     ratio = sweep.time_ratio(times, above, below) if times else sweep.steps_ratio(above, below)
     pair = f"{above}/{below}"
     # The base sets the targets, so that its runs are sources even where it is not compared.
