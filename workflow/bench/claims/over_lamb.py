@@ -176,8 +176,9 @@ def _own_lengths(
     reached = ", ".join([first.replace(")", " with the shortest)"), *others])
     quality = f"{sweep.goal.split} {sweep.goal.metric} of {sweep.goal.limit:.3g}"
     described = (
-        f"Runs of {integer_ranges(own.runs['steps'])} steps, each with its own decay ({own.name}), to what {LAMB}'s end "
-        f"at with {100 * SHARE:.0f} % of the longest length, a {quality}; seeds that reach it at some length: {reached}."
+        f"Runs of {integer_ranges(own.runs['steps'])} steps, each with its own decay ({own.name}), to what {LAMB}'s "
+        f"end at with {100 * SHARE:.0f} % of the longest length, a {quality}; seeds that reach it at some length: "
+        f"{reached}."
     )
     return ratio, sentences(described, left_out(own.of_labels(*labels)))
 

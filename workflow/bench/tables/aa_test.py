@@ -82,7 +82,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     notes.append(
         "Steps: the optimizer's runs to what it reaches itself after 90 % of its steps, divided at random in halves "
-        f"that are compared as two labels are, {DRAWS} times; tuning studies stay together. The divisions share their "
+        f"that are compared as two labels are, {DRAWS} times; tuning studies stay together, of which it takes four. They share their "
         "runs, so that the rate is no count of independent trials"
     )
     title = "The same optimizer under two names: intervals that exclude a ratio of 1"
