@@ -45,7 +45,7 @@ def lines(by_label: Mapping[str, Sequence[Line]], *, every: int = EVERY, **goal:
             runs.append(run | {"target": target, "study": None})
             shared = {name: run[name] for name in NO_METRICS if name in run} | {"split": "validation", "metric": "loss"}
             for step in range(0, STEPS + 1, every):
-                value = float(np.interp(step, *zip(*line, strict=True)))
+                value = float(np.interp(step, [at for at, _ in line], [loss for _, loss in line]))
                 metrics.append(shared | {"step": step, "value": value, "train_seconds": 0.0})
     return Trained("x", pd.DataFrame(runs), pd.DataFrame(metrics, columns=list(NO_METRICS)))
 

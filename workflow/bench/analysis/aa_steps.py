@@ -25,8 +25,8 @@ class StepsAATest(NamedTuple):
 def steps_aa_test(sweep: TargetSweep, label: str) -> StepsAATest:
     """Divide a label's runs at random in halves that are paired and compared as two labels are, many times over.
 
-    Runs of one tuning study stay together, as they do where labels are compared. With fewer than four studies, or runs
-    of a single study, there is no interval. The random numbers are the same in every call.
+    Runs of one tuning study stay together, as they do where labels are compared. It takes four studies,
+    or four runs of one study, to give an interval. The random numbers are the same in every call.
     """
     final = sweep.at(FINAL)
     course = final.courses[label]
