@@ -1,4 +1,4 @@
-"""The A/A test of iterations: how often two halves of one label's runs seem to differ in their steps to final quality."""
+"""The A/A test of iterations: how often two halves of one label's runs seem to differ in their steps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class StepsAATest(NamedTuple):
 def steps_aa_test(sweep: TargetSweep, label: str) -> StepsAATest:
     """Divide a label's runs at random in halves that are paired and compared as two labels are, many times over.
 
-    Runs of one tuning study stay together, as they do where labels are compared. The random numbers are the same in
-    every call.
+    Runs of one tuning study stay together, as they do where labels are compared. It takes four studies,
+    or four runs of one study, to give an interval. The random numbers are the same in every call.
     """
     final = sweep.at(FINAL)
     course = final.courses[label]
@@ -37,6 +37,9 @@ def steps_aa_test(sweep: TargetSweep, label: str) -> StepsAATest:
     for seed in seeds:
         groups.setdefault(studies[seed] if several else float(seed), []).append(seed)
     random, units = np.random.default_rng(0), list(groups.values())
+    # Two pairs at least: the seeds of a single pair of studies would count as independent.
+    if len(units) < 4:
+        return StepsAATest(0, 0)
     found = []
     for _ in range(DRAWS):
         order = random.permutation(len(units))

@@ -7,16 +7,12 @@ method, because its rate has not decayed yet. Over lengths in place of steps, th
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.target_sweep import Evaluations, NoSweepError, TargetSweep, sweep_of_evaluations
+from workflow.bench.analysis.target_sweep import FINAL, Evaluations, NoSweepError, TargetSweep, sweep_of_evaluations
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import ENDED
-
-SHARE: Final = 0.9
-"""The share of the base's longest run whose final quality is the target, so that most of the base's own runs arrive."""
 
 
 def horizon_sweep(runs: pd.DataFrame, metrics: pd.DataFrame, goal: Target, base: str, timed_as: str) -> TargetSweep:
@@ -29,7 +25,7 @@ def horizon_sweep(runs: pd.DataFrame, metrics: pd.DataFrame, goal: Target, base:
         runs: rows of ``<experiment>.runs.csv``, with several lengths for each label and seed.
         metrics: rows of ``<experiment>.csv``.
         goal: the split, metric, direction and trivial predictor of the target.
-        base: the label that sets the target: what its runs of `SHARE` of its longest length end at.
+        base: the label that sets the target: what its runs of `FINAL` of its longest length end at.
         timed_as: the experiment that has the times of the labels' steps.
 
     Raises:
@@ -49,7 +45,7 @@ def horizon_sweep(runs: pd.DataFrame, metrics: pd.DataFrame, goal: Target, base:
         # Divergence is in the values by now.
         longest.append(of_seed[-1] | {"run": name, "status": "finished", "experiment": timed_as})
     courses = pd.DataFrame(longest, columns=list(runs.columns))
-    sweep = sweep_of_evaluations(goal, courses, evaluations, base, (SHARE,))
+    sweep = sweep_of_evaluations(goal, courses, evaluations, base, (FINAL,))
     for label, course in sweep.courses.items():
         of_label = ended[ended["optimizer"] == label]
         switches = [
@@ -57,12 +53,6 @@ def horizon_sweep(runs: pd.DataFrame, metrics: pd.DataFrame, goal: Target, base:
         ]
         course.runs["switch_step"] = switches
     return sweep
-
-
-def arrivals(sweep: TargetSweep, label: str) -> tuple[int, int]:
-    """Return how many of a label's seeds reach the target at some length, and how many there are."""
-    reached = [math.isfinite(steps) for (steps,) in sweep.courses[label].crossings.values()]
-    return sum(reached), len(reached)
 
 
 def _finals(ended: pd.DataFrame, metrics: pd.DataFrame, goal: Target) -> dict[str, float]:
@@ -85,4 +75,5 @@ def _switch(of_seed: pd.DataFrame, length: float) -> float:
     """
     rows = of_seed.sort_values("steps").to_dict("records")
     arriving = next((row for row in rows if row["steps"] >= length), rows[-1])
-    return float(arriving["switch_step"]) * min(length, arriving["steps"]) / arriving["steps"]
+    share = min(length, arriving["steps"]) / arriving["steps"]
+    return math.nan if pd.isna(arriving["switch_step"]) else float(arriving["switch_step"]) * share

@@ -116,8 +116,7 @@ RULES: Final[Mapping[str, Rule]] = {
 """The rule of each claim in ``workflow/paper/claims.csv``, with what it reads."""
 
 DISPUTED: Final[Mapping[str, str]] = {
-    "C01": "most of its targets are passed before the model predicts better than a constant does",
-    "C02": "KFAC's damping was not tuned on BERT and MKOR-H had no trials there; targets are as in C01",
+    "C02": "KFAC's damping was not tuned on BERT and MKOR-H had no trials there",
     "C06": "the interval ends close to 1, and SGD chose the lowest momentum of its space in most studies",
     "C07": "KFAC leaves the direction of ResNet's gradients unchanged here, so that SGD at another rate is compared",
     "C09": "KFAC's factors fade with each update, so that a longer period also remembers more steps",

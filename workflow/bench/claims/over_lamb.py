@@ -17,9 +17,9 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import paired_difference, paired_ratio
 from workflow.bench.analysis.final_quality import Views, final_limit
-from workflow.bench.analysis.horizons import SHARE, arrivals, horizon_sweep
+from workflow.bench.analysis.horizons import horizon_sweep
 from workflow.bench.analysis.step_times import StepTimes, Training, mean_seconds, time_ratio
-from workflow.bench.analysis.target_sweep import NoSweepError, SweptRatio
+from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, SweptRatio, TargetSweep, percent
 from workflow.bench.analysis.time_to_target import budgets, of_any_length, too_short
 from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
@@ -124,12 +124,11 @@ def _swept(
     in_steps = Views.of_steps(sweep, above, below)
     in_time = Views.of_time(sweep, times, above, below) if times else None
     views = in_time or in_steps
-    ratio, other = views.final, disagreement(pair, views, condition)
-    where = final_limit(sweep)
-    data = NO_SOURCES
-    shortest, own_lengths = _own_lengths(trained, own, times, above, below) if own else (None, "")
-    if own and shortest:
-        ratio, where = shortest, f"{LAMB}'s final quality by runs of several lengths"
+    ratio, where, other, data = views.final, final_limit(sweep), disagreement(pair, views, condition), NO_SOURCES
+    lengths, own_lengths = own_sweep(trained, own, above, below) if own else (None, "")
+    if own and lengths:
+        ratio = lengths.time_ratio(times, above, below) if times else lengths.steps_ratio(above, below)
+        where = f"{LAMB}'s final quality by runs of several lengths"
         other = _differs(pair, ratio, views, condition)
         data = own.sources(*dict.fromkeys((LAMB, above, below)))
     # The base sets the targets, so that its runs are sources even where it is not compared.
@@ -142,7 +141,7 @@ def _swept(
         over_studies(ratio),
         counts(pair, ratio),
         side_by_side(pair, sweep, in_steps, in_time),
-        overhead(below, above, sweep, times) if times else "",
+        overhead(below, above, lengths or sweep, times) if times else "",
         left_out(trained.of_labels(*labels)),
     )
     data += trained.sources(*labels) + (times_of(trained.name, above, below) if times else NO_SOURCES)
@@ -159,10 +158,11 @@ def _differs(pair: str, ratio: SweptRatio, views: Views, condition: Condition) -
     return f"in runs of one length it is {verdicts[0]} at final quality and {verdicts[1]} in the mean of all targets"
 
 
-def _own_lengths(
-    trained: Trained, own: Trained, times: StepTimes | None, above: str, below: str
-) -> tuple[SweptRatio | None, str]:
-    """Return the ratio of two labels' shortest sufficient lengths, None if it cannot be told, and a sentence on it."""
+def own_sweep(trained: Trained, own: Trained, above: str, below: str) -> tuple[TargetSweep | None, str]:
+    """Return the sweep over the lengths of runs, None if there is none of two labels, and a sentence on it.
+
+    trained: the runs of one length; own: those of several.
+    """
     labels = tuple(dict.fromkeys((LAMB, above, below)))
     # The paper's claims on lengths are about MKOR and MKOR-H; other labels have runs of one length only.
     if not {above, below} <= set(own.runs["optimizer"]):
@@ -174,15 +174,25 @@ def _own_lengths(
         sweep = horizon_sweep(own.runs, own.metrics, goal, LAMB, trained.name)
     except NoSweepError as problem:
         return None, f"{own.name} {problem}."
-    ratio = sweep.time_ratio(times, above, below) if times else sweep.steps_ratio(above, below)
-    lengths = integer_ranges(own.runs["steps"])
-    reached = ", ".join(f"{label} in {met} of {seeds}" for label in labels for met, seeds in (arrivals(sweep, label),))
+    first, *others = (_arrivals(sweep, label, own.runs["steps"].min()) for label in labels)
+    reached = ", ".join([first.replace(")", " with the shortest)"), *others])
     quality = f"{sweep.goal.split} {sweep.goal.metric} of {sweep.goal.limit:.3g}"
     described = (
-        f"Runs of {lengths} steps, each with its own decay ({own.name}), to what {LAMB}'s end at with "
-        f"{100 * SHARE:.0f} % of the longest length, a {quality}; seeds that reach it at some length: {reached}."
+        f"Runs of {integer_ranges(own.runs['steps'])} steps, each with its own decay ({own.name}), to what {LAMB}'s "
+        f"end at with {percent([FINAL])} of the longest length, a {quality}; seeds that reach it at some length: "
+        f"{reached}."
     )
-    return ratio, sentences(described, left_out(own.of_labels(*labels)))
+    return sweep, sentences(described, left_out(own.of_labels(*labels)))
+
+
+def _arrivals(sweep: TargetSweep, label: str, shortest: float) -> str:
+    """Return how many of a label's seeds reach the target at some length, and with the shortest: ``mkor 16 of 16 (1)``.
+
+    With fewer steps than the shortest length they might have reached it, too.
+    """
+    crossings = [steps for (steps,) in sweep.courses[label].crossings.values()]
+    reached, early = sum(map(math.isfinite, crossings)), sum(steps <= shortest for steps in crossings)
+    return f"{label} {reached} of {len(crossings)} ({early})"
 
 
 def iterations_to_f1(runs: pd.DataFrame, squad: pd.DataFrame) -> dict[int, float]:
@@ -289,7 +299,10 @@ def _decide(evidence: Evidence, times: StepTimes | None, above: str, below: str,
     names = [evidence.bert.name, evidence.squad.name] if evidence.in_full else []
     names += [trained.name for trained in evidence.sweeps]
     names += [own.name for own in evidence.horizons.values() if not {above, below} - set(own.runs["optimizer"])]
-    carriers = f"Carried by {' and '.join(names)}; the paper's number is of BERT-Large."
+    *most, last = names
+    carriers = (
+        f"Carried by {' and '.join([', '.join(most), last] if most else [last])}; the paper's number is of BERT-Large."
+    )
     return Decision(
         tuple(one.parts[0] for one in carried),
         f"{'Training seconds' if times else 'Iterations'}; {why}.",
@@ -340,6 +353,5 @@ def decide_iterations_to_target(evidence: Evidence, conditions: Sequence[Conditi
     of_other = _decide(replace(evidence, horizons={}), None, other, LAMB, conditions[0])
     ratios = "; ".join(f"{name} {with_interval(ratio)}" for name, ratio in of_other.estimates.items())
     decision = _decide(evidence, None, judged, LAMB, conditions[0])
-    return decision.with_details(
-        f"{other} over {LAMB}, in runs of one length: {ratios}." if ratios else "", of_other.data
-    )
+    where = ", in runs of one length" if evidence.horizons else ""
+    return decision.with_details(f"{other} over {LAMB}{where}: {ratios}." if ratios else "", of_other.data)

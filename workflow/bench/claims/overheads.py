@@ -35,27 +35,39 @@ def overheads(machines: Mapping[str, Results]) -> Iterator[Overhead]:
     machines: results by machine's name; of several with runs the first counts.
     """
     times = {name: StepTimes(results.probe("step_time")) for name, results in machines.items()}
-    pairs: list[tuple[str, str, str, str | None, str]] = [
-        (claim, experiment, over_lamb.LAMB, over_lamb.HYBRID, rival)
+    pairs: list[tuple[str, str, str | None, str]] = [
+        (claim, experiment, over_lamb.HYBRID, rival)
         for claim, rival in over_lamb.RIVALS.items()
         for experiment in over_lamb.WORKLOADS
     ]
-    pairs += [
-        (claim, experiment, SGD, None, rival) for claim, (experiment, rivals) in SPEEDUPS.items() for rival in rivals
-    ]
-    trained = {
-        experiment: [Trained.of(results, experiment) for results in machines.values()]
+    pairs += [(claim, experiment, None, rival) for claim, (experiment, rivals) in SPEEDUPS.items() for rival in rivals]
+    evidence = {
+        experiment: [_read(results, experiment) for results in machines.values()]
         for experiment in dict.fromkeys(experiment for _, experiment, *_ in pairs)
     }
-    for claim, experiment, base, hybrid, rival in pairs:
-        for one in trained[experiment]:
-            label = hybrid or mkor_of(one.runs)
-            sweep = sweep_of(one, base, (label, rival))
+    for claim, experiment, hybrid, rival in pairs:
+        for trained, own in evidence[experiment]:
+            label = hybrid or mkor_of(trained.runs)
+            sweep = _judged(trained, own, label, rival)
             # Without runs, or without evaluations: committed references of large tiers keep records in their place.
-            if isinstance(sweep, TargetSweep):
-                final = sweep.at(FINAL)
-                found = {machine: break_even(final, timed, label, rival) for machine, timed in times.items()}
+            if sweep is not None:
+                found = {machine: break_even(sweep, timed, label, rival) for machine, timed in times.items()}
                 # Iterations are the same on all machines: either each has a limit, or none.
                 if by_machine := {machine: limit for machine, limit in found.items() if limit}:
                     yield Overhead(claim, experiment, label, rival, by_machine)
                 break
+
+
+def _read(results: Results, experiment: str) -> tuple[Trained, Trained | None]:
+    own = over_lamb.HORIZONS.get(experiment)
+    return Trained.of(results, experiment), Trained.of(results, own) if own else None
+
+
+def _judged(trained: Trained, own: Trained | None, label: str, rival: str) -> TargetSweep | None:
+    """Return the sweep whose only target the claim is judged at; None if there is none."""
+    base = SGD if trained.name not in over_lamb.WORKLOADS else over_lamb.LAMB
+    sweep = sweep_of(trained, base, (label, rival))
+    if isinstance(sweep, str):
+        return None
+    lengths, _ = over_lamb.own_sweep(trained, own, rival, label) if own else (None, "")
+    return lengths or sweep.at(FINAL)

@@ -82,8 +82,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     notes.append(
         "Steps: the optimizer's runs to what it reaches itself after 90 % of its steps, divided at random in halves "
-        f"that are compared as two labels are, {DRAWS} times; tuning studies stay together. The divisions share their "
-        "runs, so that the rate is no count of independent trials"
+        f"that are compared as two labels are, {DRAWS} times; tuning studies stay together, of which it takes four. "
+        "All divisions share their runs, so that the rate is no count of independent trials"
     )
     title = "The same optimizer under two names: intervals that exclude a ratio of 1"
     text = footer(results, times.rows, notes=notes)
