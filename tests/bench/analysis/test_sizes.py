@@ -116,8 +116,8 @@ def test_the_batch_prediction_is_decided_by_the_slopes_interval(by_batch):
     }
     assert two.decision("mkor") == "holds"
     arrived, *said = sentences_on_batches([one, two], str, str.upper)
-    assert arrived.startswith("Runs that reached the target, where not all did: autoencoder SGD at 32 (0 of 6), ")
-    assert "language_model KAISA at 2048 (0 of 6)" in arrived
+    assert arrived.startswith("Runs that reached the target, where not all did: autoencoder SGD 0 of 6 at 32, ")
+    assert "; language_model KAISA 0 of 6 at 32, " in arrived
     assert "(NADAMW)" in said[0]
     assert "MKOR holds (-0.25" in said[0]
     assert "SGD not tested, " in said[0]

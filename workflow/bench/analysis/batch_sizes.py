@@ -187,11 +187,10 @@ def sentences(found: Sequence[Batches], workload_name: Callable[[str], str], nam
 
 def _arrivals(found: Sequence[Batches], workload_name: Callable[[str], str], name: Callable[[str], str]) -> list[str]:
     """Return a sentence on the labels and sizes of which a run did not reach the target, if there are any."""
-    short = [
-        f"{workload_name(of_workload.workload)} {name(label)} at {size} ({one.reached} of {one.runs})"
-        for of_workload in found
-        for label, arrivals in of_workload.arrivals.items()
-        for size, one in arrivals.items()
-        if one.is_censored
-    ]
-    return [f"Runs that reached the target, where not all did: {', '.join(short)}"] if short else []
+    short = []
+    for of_workload in found:
+        for label, arrivals in of_workload.arrivals.items():
+            counts = [f"{one.reached} of {one.runs} at {size}" for size, one in arrivals.items() if one.is_censored]
+            if counts:
+                short.append(f"{workload_name(of_workload.workload)} {name(label)} {', '.join(counts)}")
+    return [f"Runs that reached the target, where not all did: {'; '.join(short)}"] if short else []
