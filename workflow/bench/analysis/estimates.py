@@ -17,7 +17,7 @@ from typing import Final, Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import bdtr, stdtrit
+from scipy.special import bdtr, ndtri, stdtrit
 
 LEVEL: Final = 0.95
 """The probability that an interval holds the truth, at every look at the results."""
@@ -183,14 +183,19 @@ def shared_seeds(left: Mapping[int, float], right: Mapping[int, float]) -> tuple
 
 
 def paired_difference(left: Mapping[int, float], right: Mapping[int, float]) -> Estimate | None:
-    """Estimate ``left - right`` over the seeds that both have; None if they share no seed.
+    """Estimate ``left - right`` over the seeds that both have; None if they share no seed with a difference.
 
-    A pair with a value that is not finite, that of a diverged run, is left out; the caller names the run.
+    An infinite value is a run that diverged, the worst of all: the difference to it is infinite. A pair is left out if
+    both diverged, since that tells neither from the other.
     """
-    a, b = shared_seeds(left, right)
-    # The difference to an infinite loss is infinite or undefined: it has no size to average.
-    kept = np.isfinite(a) & np.isfinite(b)
-    return estimate(a[kept] - b[kept]) if kept.any() else None
+    differences = _differences(*shared_seeds(left, right))
+    return estimate(kept) if len(kept := differences[~np.isnan(differences)]) else None
+
+
+def _differences(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``left - right``, NaN where both are infinite."""
+    with np.errstate(invalid="ignore"):
+        return left - right
 
 
 def paired_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> Estimate | None:
@@ -294,6 +299,16 @@ def crossed_ratio(logarithms: NDArray[np.float64]) -> Estimate:
     return Estimate(value, value / factor, value * factor, seeds, "geometric mean", "t", is_ratio=True)
 
 
+def seeds_needed(values: Sequence[float] | NDArray[np.float64], effect: float) -> int:
+    """Return how many such values show a mean of this size with a probability of 80 %, by their standard deviation.
+
+    values: two or more; infinite ones are left out. The normal approximation, at the level of the intervals.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    spread = float(sample[np.isfinite(sample)].std(ddof=1))
+    return math.ceil(((ndtri((1 + current_level()) / 2) + ndtri(0.8)) * spread / effect) ** 2)
+
+
 def studies_of(*runs: pd.DataFrame) -> dict[int, float]:
     """Return the tuning study of each seed, from rows of ``<experiment>.runs.csv``; untuned seeds are left out.
 
@@ -342,10 +357,13 @@ def difference_over_studies(
 ) -> Estimate | None:
     """Estimate ``left - right`` by seed, with the interval of the studies' means; `paired_difference` without studies.
 
-    A pair with a value that is not finite is left out.
+    A run that diverged counts as in `paired_difference`, so that the mean of its study is infinite. A study in which
+    both labels have such runs is left out.
     """
-    a, b = shared_seeds(left, right)
-    seeds = np.array(sorted(left.keys() & right.keys()))
-    kept = np.isfinite(a) & np.isfinite(b)
-    units, number = study_means((a - b)[kept], seeds[kept].tolist(), studies)
-    return estimate(units) if number > 1 else paired_difference(left, right)
+    values = _differences(*shared_seeds(left, right))
+    seeds, kept = np.array(sorted(left.keys() & right.keys())), ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        units, number = study_means(values[kept], seeds[kept].tolist(), studies)
+    if number < 2:
+        return paired_difference(left, right)
+    return estimate(units) if len(units := units[~np.isnan(units)]) else None

@@ -73,8 +73,8 @@ def converging_rates(ended: pd.DataFrame) -> dict[str, dict[int, int]]:
 def mean_best(ended: pd.DataFrame, metrics: pd.DataFrame) -> dict[str, dict[int, float]]:
     """Return the mean over learning rates of the best value of the target's metric, ``{label: {seed: mean}}``.
 
-    A run that broke down counts as untrained: as the mean first evaluation of all runs. Seeds are those of
-    `converging_rates`.
+    A run that broke down counts as the worst first evaluation of all runs, which no other run can be below. Seeds are
+    those of `converging_rates`.
 
     Args:
         ended: rows of `outcomes`, whose runs have one target's metric.
@@ -83,10 +83,12 @@ def mean_best(ended: pd.DataFrame, metrics: pd.DataFrame) -> dict[str, dict[int,
     target = ended["target"].iloc[0]
     chosen = metrics[(metrics["split"] == target.split) & (metrics["metric"] == target.metric)]
     by_run = chosen[chosen["run"].isin(ended["run"])].dropna(subset="value").sort_values("step").groupby("run")["value"]
-    best = by_run.max() if target.direction == "above" else by_run.min()
+    best, worst = by_run.max(), by_run.first().min()
+    if target.direction != "above":
+        best, worst = by_run.min(), by_run.first().max()
     is_broken = ended["outcome"].isin(set(_ENDED_BADLY.values()))
     # Leaving out the runs that broke down would favor the label whose runs did.
-    values = ended["run"].map(best).astype(float).mask(is_broken, by_run.first().mean())
+    values = ended["run"].map(best).astype(float).mask(is_broken, worst)
     means: dict[str, dict[int, float]] = {}
     for label, seed, rows in _whole_grids(ended):
         means.setdefault(label, {})[seed] = float(values[rows.index].mean())

@@ -76,13 +76,20 @@ def _speedup(claim: str, results: Results, conditions: Sequence[Condition]) -> D
     return time_to_target.decide_speedup(Trained.of(results, experiment), times, conditions, *rivals)
 
 
+def _glue(results: Results, conditions: Sequence[Condition], claim: str, contender: str) -> Decision:
+    stated = published("claims", as_text=True).set_index("id").loc[claim, "published"]
+    return finetuning.decide_glue_average(
+        Trained.of(results, "bert_glue"), conditions, contender, *published_sizes(str(stated))
+    )
+
+
 RULES: Final[Mapping[str, Rule]] = {
     # The abstract compares times with LAMB and KAISA, table 2 iterations with LAMB, table 3 scores.
     "C01": partial(_hybrid_time, "C01"),
     "C02": partial(_hybrid_time, "C02"),
     "C03": lambda results, given: over_lamb.decide_iterations_to_target(Evidence.of(results), given),
-    "C04": lambda results, given: finetuning.decide_glue_average(Trained.of(results, "bert_glue"), given, "mkor"),
-    "C05": lambda results, given: finetuning.decide_glue_average(Trained.of(results, "bert_glue"), given, "kaisa"),
+    "C04": lambda results, given: _glue(results, given, "C04", "mkor"),
+    "C05": lambda results, given: _glue(results, given, "C05", "kaisa"),
     "C06": partial(_speedup, "C06"),
     "C07": partial(_speedup, "C07"),
     "C08": partial(_of_probe, "iteration_time", costs.decide_period_cost),

@@ -176,6 +176,8 @@ class Part:
     """The threshold that the estimate was compared with; None if none was."""
     fall: float = 1.0
     """What the loss falls by, for a margin that is a share of it (`Margin.around`)."""
+    reason: str = ""
+    """Why it was not tested, for `part_verdicts`."""
 
     @classmethod
     def judged(cls, name: str, estimate: Estimate, condition: Condition, fall: float = 1.0, interval: str = "") -> Part:
@@ -238,6 +240,10 @@ def not_tested(why: str, details: str = "", data: Sources = NO_SOURCES) -> Decis
     return Decision((), why, details, data=data)
 
 
+INERT: Final = 0.999
+"""The median cosine of an update and its gradient from which on a preconditioner counts as inert."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """One experiment's runs and their evaluations."""
@@ -270,6 +276,23 @@ class Trained:
         is_loss = (self.metrics["split"] == "validation") & (self.metrics["metric"] == "loss")
         # A run that broke down before its first evaluation has one row without a metric; it must count as broken.
         return self.metrics[is_loss | self.metrics["split"].isna()]
+
+    def inert(self, label: str) -> str:
+        """Return a clause that a label is inert, so that its base at another rate would be compared; else nothing.
+
+        The median cosine of V and D over all steps that its finished runs compared is `INERT` or more.
+        """
+        finished = self.of_labels(label).query("status == 'finished'")["run"]
+        is_cosine = (self.metrics["split"] == "preconditioner") & (self.metrics["metric"] == "cosine")
+        cosines = self.metrics.loc[is_cosine & self.metrics["run"].isin(finished), "value"].dropna().astype(float)
+        if cosines.empty or cosines.median() < INERT:
+            return ""
+        return f"{label} is inert: median cosine {cosines.median():.6f} over {len(cosines)} steps"
+
+    def unless_inert(self, rival: str, part: Part) -> Part:
+        """Return a part, not tested if the rival that it compares with is inert."""
+        why = self.inert(rival)
+        return Part(part.name, "not tested", "", reason=why) if why else part
 
     def lacking(self, *labels: str) -> str:
         """Return sentences on the labels without a run that has ended; empty if each label has one."""
@@ -318,8 +341,8 @@ def position(estimate: Estimate, condition: Condition) -> str:
 
 
 def part_verdicts(parts: Iterable[Part]) -> str:
-    """Return the verdict on every part: ``bert confirmed; resnet refuted``."""
-    return "; ".join(f"{part.name} {part.verdict}" for part in parts)
+    """Return the verdict on every part: ``bert confirmed; resnet not tested (its rival is inert)``."""
+    return "; ".join(f"{part.name} {part.verdict}{f' ({part.reason})' if part.reason else ''}" for part in parts)
 
 
 def interval_of(estimate: Estimate) -> str:

@@ -58,44 +58,70 @@ def _period_parts(label: str, rows: pd.DataFrame, condition: Condition) -> Itera
     fall = fall_of(rows)
     # Neighbours, and not the ends alone: the claim is that every update more helps.
     for shorter, longer in pairwise(sorted(by_period)):
-        name = f"{label}, period {longer:g} - {shorter:g}"
-        broken = sum(math.isinf(value) for period in (shorter, longer) for value in by_period[period].values())
         difference = paired_difference(by_period[longer], by_period[shorter])
-        if broken:  # without those runs, the period at which they broke down would look better than it is
-            yield Part(name, "inconclusive", f"{broken} runs broke down")
-        elif difference is not None:
-            yield Part.judged(name, difference, condition, fall)
+        if difference is not None:
+            yield Part.judged(f"{label}, period {longer:g} - {shorter:g}", difference, condition, fall)
+
+
+def remembers_equally(runs: pd.DataFrame) -> bool:
+    """Return whether a label's factors fade equally fast at all of its periods, to 1 % of the steps remembered.
+
+    A factor keeps the weight ``factor_decay`` at each update, so ``factor_decay^(1 / period)`` at each step, and
+    remembers about ``1 / -log`` of that many steps. With one decay for all, a longer period remembers more steps.
+
+    runs: rows of ``<experiment>.runs.csv``.
+    """
+    memory = [
+        period / -math.log(given["factor_decay"])
+        for given in runs["hyperparameters"]
+        if (period := given.get("inverse_update_period")) and given.get("factor_decay")
+    ]
+    # A decay that is not given is the method's default, one for all periods.
+    return len(memory) == len(runs) > 0 and max(memory) <= 1.01 * min(memory)
 
 
 def decide_period_loss(trained: Trained, conditions: Sequence[Condition]) -> Decision:
     """Decide C09: the mean validation loss over training at a period minus that at the next shorter one.
 
     The paper shows the autoencoder, ``autoencoder_inversion``. The claim needs every optimizer and every pair of
-    neighbouring periods.
+    neighbouring periods. Labels that remember equally many steps at all periods decide it (`remembers_equally`); in the
+    others a longer memory would be taken for the effect of the period, and they stand in the details.
     """
     losses = trained.validation_losses()
     losses = losses[losses["status"].isin(ENDED)]
     # The base optimizer has no period: the limit in which factors are never updated is no part of the claim.
     periodic = losses[losses["inverse_update_period"].notna()]
-    parts = [
-        part for label, of in periodic.groupby("optimizer") for part in _period_parts(str(label), of, conditions[0])
-    ]
-    if not parts:
-        return not_tested(f"No finished pair of periods in {trained.name}.")
-    used = statistics_used(parts)
+    equal, other = [], []
+    for label, of_label in periodic.groupby("optimizer"):
+        found = list(_period_parts(str(label), of_label, conditions[0]))
+        (equal if remembers_equally(trained.of_labels(str(label))) else other).extend(found)
+    beside = f"With one decay for each update, so that longer periods remember more steps: {_stated(other)}."
+    if not equal:
+        unequal = "No optimizer remembers equally many steps at all periods." if other else ""
+        why = sentences(unequal or f"No finished pair of periods in {trained.name}.")
+        return not_tested(why, beside if other else "")
+    seeds = integer_ranges(losses["seed"])
     return Decision(
-        tuple(parts),
-        f"Mean validation loss over training at a period minus that at the next shorter one: {part_verdicts(parts)}.",
-        f"{capital(used)}." if used else "",
-        seeds=f"seeds {integer_ranges(losses['seed'])}",
+        tuple(equal),
+        f"Mean validation loss over training at a period minus that at the next shorter one: {part_verdicts(equal)}.",
+        sentences(
+            f"{capital(statistics_used(equal))}.",
+            "Factors fade equally fast in steps at all periods.",
+            beside if other else "",
+        ),
+        seeds=f"seeds {seeds}",
         data=from_runs(f"{trained.name}.csv", losses),
     )
+
+
+def _stated(parts: Sequence[Part]) -> str:
+    return "; ".join(f"{part.name} {part.measured} {part.interval}" for part in parts)
 
 
 def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Decision:
     """Decide C18: MKOR's best accuracy, the mean over learning rates, minus each rival's, paired by seed.
 
-    MKOR is the least sensitive if it is ahead of every rival. The paper counts rates that converge, without defining
+    MKOR is the least sensitive if it is ahead of every rival; a rival that is inert is not tested (`Trained.inert`). The paper counts rates that converge, without defining
     convergence. Counts are small whole numbers with many ties, which a t interval does not suit, and fewer than six
     seeds give their median no interval; so they are details. `analysis.lr_outcomes` defines what counts as converged; a
     seed counts if its runs at every rate have ended.
@@ -123,7 +149,7 @@ def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Dec
         difference = paired_difference(*ahead)
         if difference is None:
             return not_tested(f"{mkor} and {rival} share no seed that has ended at every learning rate.")
-        parts.append(Part.judged(name, difference, conditions[0]))
+        parts.append(trained.unless_inert(rival, Part.judged(name, difference, conditions[0])))
     # The paper's own measure stands beside ours, so that a reader can compare the two.
     by_seed = (f"{label} {', '.join(str(counts[label][seed]) for seed in sorted(counts[label]))}" for label in labels)
     return Decision(
@@ -131,7 +157,7 @@ def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Dec
         f"Best {target.split} {target.metric}, the mean over {ended['lr'].nunique()} learning rates, MKOR's minus each "
         f"rival's: {part_verdicts(parts)}.",
         sentences(
-            f"{capital(statistics_used(parts))}; a run that diverged counts as untrained. The paper counts rates "
+            f"{capital(statistics_used(parts))}; a run that diverged counts as the worst. The paper counts rates "
             "instead, without defining convergence.",
             f"Rates that reach {target.describe()}, by seed: {'; '.join(by_seed)}.",
             f"The count of {mkor} minus a rival's: {'; '.join(_differences(counts, mkor))}.",

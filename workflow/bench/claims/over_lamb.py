@@ -118,6 +118,9 @@ def _swept(
         return _untested(name, sweep)
     if times and (problem := untimed(times, sweep.training(above), sweep.training(below))):
         return _untested(name, problem)
+    # The rival stands above in a ratio of seconds, below in one of iterations.
+    if inert := trained.inert(above if times else below):
+        return _untested(name, inert)
     in_steps = Views.of_steps(sweep, above, below)
     in_time = Views.of_time(sweep, times, above, below) if times else None
     views = in_time or in_steps

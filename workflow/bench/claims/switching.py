@@ -1,13 +1,11 @@
 """The claim about MKOR-H, which switches to its base optimizer: C25.
 
-Two comparisons with MKOR of the same rule and steps may be its parts: the scores after fine-tuning from BERT's
-pre-training, and the final loss of an autoencoder. The autoencoder carries the claim where it has runs; the fine-tuning
-does where it has not, or where the pre-training has a target, which says that methods separate at that size.
+The paper states scores: those after fine-tuning from MKOR-H's pre-training are compared with those from MKOR's of the
+same rule and steps. The final loss of an autoencoder stands beside, and decides nothing.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,22 +18,19 @@ from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
     Condition,
     Decision,
-    Part,
     Trained,
-    left_out,
     not_tested,
-    part_verdicts,
     sentences,
     statistics_used,
+    with_interval,
 )
 from workflow.bench.claims.finetuning import average_difference
 from workflow.bench.results.columns import ENDED
-from workflow.bench.results.sources import NO_SOURCES, from_runs
+from workflow.bench.results.sources import NO_SOURCES, Sources, from_runs
 from workflow.bench.results.tables import NoDataError
 
-GLUE: Final = "average score"
-AUTOENCODER: Final = "autoencoder's final loss"
-"""The names of the parts."""
+LATEST: Final = 0.75
+"""The share of the steps after which a switch tests nothing: a decaying rate has left little to change."""
 _FORM: Final = ("update_rule", "gradient_norm", "gradient_scale", "window", "sides")
 """Hyperparameters in which MKOR-H and the MKOR that it is compared with must agree."""
 
@@ -46,6 +41,8 @@ class _Switch:
 
     switched: pd.DataFrame
     partner: str
+    share: float
+    """The median share of the steps after which they switched."""
     sentence: str
     """How many of its runs switched, and when."""
 
@@ -67,108 +64,66 @@ def _switch(trained: Trained) -> _Switch | str:
     partners = candidates.loc[[_form(given) == form for given in candidates["hyperparameters"]], "optimizer"].unique()
     if len(partners) == 0:
         return f"{trained.name} has no MKOR with the rule and the steps of MKOR-H."
+    share = float((switched["switch_step"] / switched["steps"]).astype(float).median())
     sentence = (
         f"In {trained.name} MKOR-H switched in {len(switched)} of {len(ended)} runs, at step "
-        f"{integer_ranges(switched['switch_step'])} of {budget}; these are compared."
+        f"{integer_ranges(switched['switch_step'])} of {budget}, {100 * share:.0f} % of the run in the median; these are "
+        "compared."
     )
-    return _Switch(switched, str(partners[0]), sentence)
+    return _Switch(switched, str(partners[0]), share, sentence)
 
 
 def _form(hyperparameters: Mapping[str, object]) -> list[object]:
     return [hyperparameters.get(name) for name in _FORM]
 
 
-def _scores(pretraining: Trained, glue: Trained, condition: Condition) -> Decision:
-    """Compare the average over the fine-tuning tasks."""
-    switch = _switch(pretraining)
-    if isinstance(switch, str):
-        return _untested(GLUE, switch)
-    compared = replace(glue, runs=glue.runs[glue.runs["seed"].isin(switch.switched["seed"])])
-    decision = average_difference(compared, condition, "mkor_h", switch.partner, GLUE)
-    if decision.verdict == "not tested":
-        return _untested(GLUE, decision.why)
-    data = decision.data + from_runs(f"{pretraining.name}.runs.csv", pretraining.of_labels("mkor_h"))
-    return replace(decision, details=sentences(switch.sentence, decision.details), data=data)
-
-
-def _untested(name: str, why: str) -> Decision:
-    return Decision((Part(name, "not tested", ""),), why, details=why)
-
-
-def _losses(trained: Trained, condition: Condition) -> Decision:
-    """Compare the final validation loss of the autoencoder, with a margin that is a share of the base's fall."""
+def _final_losses(trained: Trained) -> tuple[str, Sources]:
+    """Return a sentence on the final validation loss of an experiment, MKOR-H's minus MKOR's, and its sources."""
     switch = _switch(trained)
     if isinstance(switch, str):
-        return _untested(AUTOENCODER, switch)
-    base = str(switch.switched["hyperparameters"].iloc[0].get("base"))
-    if lacks := trained.lacking(base, switch.partner):
-        return _untested(AUTOENCODER, lacks)
-    losses = trained.validation_losses()
+        return "", NO_SOURCES
+    losses, partners = trained.validation_losses(), trained.of_labels(switch.partner)
     try:
         last, _ = last_common_values(losses[losses["optimizer"].isin(("mkor_h", switch.partner))])
     except NoDataError:
-        return _untested(AUTOENCODER, f"No run of mkor_h or {switch.partner} in {trained.name} has finished.")
-    partners = trained.of_labels(switch.partner)
+        return "", NO_SOURCES
     hybrid, partner = (by_seed(last[last["run"].isin(rows["run"])]) for rows in (switch.switched, partners))
     # Seeds of one tuning study share its rates, and the error of their choice.
     difference = difference_over_studies(hybrid, partner, studies_of(switch.switched, partners))
     if difference is None:
-        return _untested(AUTOENCODER, f"No seed of {trained.name} has finished with both mkor_h and {switch.partner}.")
-    fall = fall_of(losses[losses["optimizer"] == base])
-    if math.isnan(fall):
-        return _untested(AUTOENCODER, f"No run of {base} in {trained.name} has finished.")
-    part = Part.judged(AUTOENCODER, difference, condition, fall)
-    seeds = sorted(hybrid.keys() & partner.keys())
-    broken = sum(math.isinf(of_label[seed]) for seed in seeds for of_label in (hybrid, partner))
-    if broken:  # without those runs, the label whose runs broke down would look better than it is
-        part = replace(part, verdict="inconclusive")
-    labels = (base, "mkor_h", switch.partner)
-    details = sentences(
+        return "", NO_SOURCES
+    fall = fall_of(losses[losses["optimizer"] == switch.partner])
+    text = sentences(
+        f"Not judged: the final validation loss in {trained.name}, mkor_h's minus {switch.partner}'s, is "
+        f"{with_interval(difference)} ({statistics_used([difference])}); {switch.partner}'s falls by {number(fall)}.",
         switch.sentence,
-        f"mkor_h's final validation loss minus {switch.partner}'s ({statistics_used([difference])}); {base}'s falls by "
-        f"{number(fall)}.",
-        f"{broken} runs broke down." if broken else "",
-        left_out(trained.of_labels(*labels)),
     )
-    return Decision((part,), "", details, integer_ranges(seeds), data=trained.sources(*labels))
+    return text, trained.sources("mkor_h", switch.partner)
 
 
 def decide_switch(
     pretraining: Trained, autoencoder: Trained, glue: Trained, conditions: Sequence[Condition]
 ) -> Decision:
-    """Decide C25: MKOR-H's average score minus MKOR's, its final loss minus MKOR's, or both.
+    """Decide C25: the average score after fine-tuning, MKOR-H's minus MKOR's.
 
-    Only seeds in which MKOR-H switched count, because without a switch it is MKOR.
+    Only seeds in which MKOR-H switched count, because without a switch it is MKOR. It is not tested if the switch came
+    after `LATEST` of the steps.
 
     Args:
         pretraining: the experiment that the fine-tuning starts from.
-        autoencoder: ``autoencoder_lamb``.
+        autoencoder: ``autoencoder_lamb``, whose losses stand in the details.
         glue: ``bert_glue``.
-        conditions: the claim's thresholds: of the score, and of the loss.
+        conditions: the claim's threshold.
     """
-    of_score, of_loss = conditions
-    scores = _scores(pretraining, glue, of_score)
-    judged, beside = [scores], []
-    # A pre-training without a target separates no methods at its size, so that its scores are no evidence.
-    if not autoencoder.runs.empty:
-        judged = [_losses(autoencoder, of_loss)]
-        if pretraining.has_target:
-            judged.insert(0, scores)
-        elif scores.verdict != "not tested":
-            beside = [scores]
-    tested = [side for side in judged if side.verdict != "not tested"]
-    if not tested:
-        return not_tested(" ".join(side.why for side in judged))
-    parts = [side.parts[0] for side in judged]
-    return Decision(
-        tuple(parts),
-        f"After its switch, MKOR-H minus MKOR: {part_verdicts(parts)}.",
-        sentences(
-            *(side.details for side in judged),
-            *(f"Not judged: {GLUE} {part.measured} {part.interval}." for side in beside for part in side.parts),
-        ),
-        "; ".join(dict.fromkeys(side.seeds for side in tested)),
-        data=sum((side.data for side in (*tested, *beside)), NO_SOURCES),
-        # The paper states scores; the loss stands in for them where no scores separate the methods.
-        published_of=(GLUE,),
-    )
+    beside, data = _final_losses(autoencoder)
+    switch = _switch(pretraining)
+    if isinstance(switch, str):
+        return not_tested(switch, beside, data)
+    if switch.share > LATEST:
+        return not_tested(f"It came too late to test anything: {switch.sentence}", beside, data)
+    compared = replace(glue, runs=glue.runs[glue.runs["seed"].isin(switch.switched["seed"])])
+    decision = average_difference(compared, conditions[0], "mkor_h", switch.partner)
+    if decision.verdict == "not tested":
+        return not_tested(decision.why, beside, data)
+    data += decision.data + from_runs(f"{pretraining.name}.runs.csv", pretraining.of_labels("mkor_h"))
+    return replace(decision, details=sentences(switch.sentence, decision.details, beside), data=data)

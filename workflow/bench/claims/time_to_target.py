@@ -159,7 +159,11 @@ def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Cond
     if more:
         inverse = {rival: Views.of_steps(sweep, mkor, rival) for rival in rivals}
         judged |= {f"iterations {mkor}/{rival}": (inverse[rival], more[0]) for rival in rivals}
-    parts = [part_of(name, views.final, condition) for name, (views, condition) in judged.items()]
+    compared = zip(rivals * len(conditions), judged.items(), strict=True)
+    parts = [
+        trained.unless_inert(rival, part_of(name, views.final, condition))
+        for rival, (name, (views, condition)) in compared
+    ]
     name, (views, condition) = next(iter(judged.items()))
     verdicts = part_verdicts(parts) if len(parts) > 1 else reason(name, views.final, condition)
     disagreements = (disagreement(name, *of_one) for name, of_one in judged.items())

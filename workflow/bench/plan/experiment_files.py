@@ -6,8 +6,9 @@ the file, the key, the value and what it must be.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,7 +70,9 @@ def _check_number_of_runs(file: Path, tier: str, blocks: Sequence[Mapping[str, A
         tuning = block.get("tuning", {})
         trials = tuning.get("trials", 0) * tuning.get("studies", 1)
         for entry in block["optimizers"]:
-            number += len(all_seeds(block)) * math.prod(map(len, entry.get("sweep", {}).values())) + trials
+            sweep = entry.get("sweep", {})
+            swept = len(sweep) if isinstance(sweep, list) else math.prod(map(len, sweep.values()))
+            number += len(all_seeds(block)) * swept + trials
     if number > MAX_RUNS:
         shown = f"{number:,}" if number < 10**12 else "more than 10^12"
         must = f"makes {shown} runs and trials; an experiment may make at most {MAX_RUNS:,} at a tier"
@@ -95,6 +98,14 @@ def all_seeds(block: Mapping[str, Any]) -> list[int]:
 def label_of(entry: Mapping[str, Any]) -> str:
     """Return the label of an optimizer entry; by default its name."""
     return entry.get("label", entry["name"])
+
+
+def combinations(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the swept values of each of an optimizer entry's runs: one mapping, an empty one without a sweep."""
+    sweep = entry.get("sweep", {})
+    if isinstance(sweep, list):
+        return sweep
+    return [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
 
 
 def space_of(entry: Mapping[str, Any], tuning: Mapping[str, Any] | None) -> Space:
@@ -196,7 +207,7 @@ def _check_optimizer(
     *,
     takes_values: bool,
 ) -> None:
-    name, given, sweep = entry["name"], entry["hyperparameters"], entry.get("sweep", {})
+    name, given = entry["name"], entry["hyperparameters"]
     require_known(file, (*key, "name"), name, "unknown optimizer", signatures)
     known = accepted(name, given.get("base"), signatures)
     space = space_of(entry, tuning)
@@ -208,24 +219,43 @@ def _check_optimizer(
             raise error(file, where, value, "needs a 'tuning' in this block, with a 'space' that contains this name")
         if value != TUNED or parameter not in tunable:
             check_value(file, where, name, known, parameter, value)
-    for parameter, values in sweep.items():
-        where = (*key, "sweep", parameter)
-        # Another base has other hyperparameters, which the same entry could not give.
-        if parameter == "base":
-            raise error(file, where, values, "cannot be swept; give an entry for each base")
-        if parameter in given:
-            raise error(file, where, values, "is also given under 'hyperparameters'")
-        for index, value in enumerate(values):
-            check_value(file, (*where, index), name, known, parameter, value)
+    swept = _check_sweep(file, (*key, "sweep"), entry, known)
     _check_spaces(file, key, entry, tuning, known)
     for parameter, hyperparameter in known.items():
-        if hyperparameter.default is REQUIRED and parameter not in {**given, **sweep}:
+        if hyperparameter.default is REQUIRED and parameter not in {*given, *swept}:
             must = f"the hyperparameter '{parameter}' of {name} is missing"
             raise error(file, (*key, "hyperparameters"), given, must)
     for parameter in space if tuning else ():
-        if parameter not in {**given, **sweep}:
+        if parameter not in {*given, *swept}:
             must = f"'{parameter}' is in the tuning space: write '{parameter}: tuned', or a value"
             raise error(file, (*key, "hyperparameters"), given, must)
+
+
+def _check_sweep(
+    file: Path, key: Key, entry: Mapping[str, Any], known: Mapping[str, Hyperparameter]
+) -> Collection[str]:
+    """Return the names that an optimizer entry sweeps, or raise `ConfigError` for the first mistake."""
+    given, sweep = entry["hyperparameters"], entry.get("sweep", {})
+    if isinstance(sweep, list):
+        names = sweep[0].keys()
+        for index, values in enumerate(sweep):
+            # A name that one combination lacks would silently have its default there.
+            if values.keys() != names:
+                raise error(file, (*key, index), values, f"must give {', '.join(names)}, as the first one does")
+        places = [((*key, index, name), name, values[name]) for index, values in enumerate(sweep) for name in names]
+    else:
+        names = sweep.keys()
+        places = [((*key, name, index), name, value) for name in names for index, value in enumerate(sweep[name])]
+    for name in names:
+        where, shown = ((*key, name), sweep[name]) if isinstance(sweep, dict) else (key, sweep)
+        # Another base has other hyperparameters, which the same entry could not give.
+        if name == "base":
+            raise error(file, where, shown, "cannot be swept; give an entry for each base")
+        if name in given:
+            raise error(file, where, shown, "is also given under 'hyperparameters'")
+    for place, name, value in places:
+        check_value(file, place, entry["name"], known, name, value)
+    return names
 
 
 def _check_spaces(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
@@ -10,7 +9,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from workflow.bench import workloads
-from workflow.bench.plan.experiment_files import label_of, read_experiment, schedule_schema, space_of, study_seeds
+from workflow.bench.plan.experiment_files import (
+    combinations,
+    label_of,
+    read_experiment,
+    schedule_schema,
+    space_of,
+    study_seeds,
+)
 from workflow.bench.plan.hyperparameters import TUNED, Key, Signature, read_signatures, resolved
 from workflow.bench.plan.rounds import Rounds, most_rounds, seeds_of
 from workflow.bench.plan.runs import PLAIN_PRECISION, Experiment, Job, PlannedRun, Run, Trial, TunedOptimizer
@@ -225,10 +231,8 @@ class _Block:
 
         studies: the tuned values that each study chose. The i-th seed takes those of study ``i % len(studies)``.
         """
-        sweep = entry.get("sweep", {})
         planned = []
-        for combination in itertools.product(*sweep.values()):
-            swept = dict(zip(sweep, combination, strict=True))
+        for swept in combinations(entry):
             for index, seed in enumerate(self._given["seeds"]):
                 study = index % len(studies) if studies else None
                 tuned = {} if study is None else studies[study]
@@ -238,13 +242,13 @@ class _Block:
     def tuned_optimizer(self, entry: Mapping[str, Any]) -> TunedOptimizer | None:
         """Return an entry's trials; None if no hyperparameter of it is tuned.
 
-        Trials take the first value of each swept hyperparameter.
+        Trials take the first combination of swept hyperparameters.
         """
         tuning = self._given.get("tuning")
         space = space_of(entry, tuning)
         if tuning is None or not space:
             return None
-        first = {name: values[0] for name, values in entry.get("sweep", {}).items()}
+        first = combinations(entry)[0]
         studies = []
         for seed in study_seeds(tuning):
             tried = trial_values(space, tuning["trials"], seed)
