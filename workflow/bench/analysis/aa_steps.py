@@ -1,4 +1,4 @@
-"""The A/A test of iterations: how often two halves of one label's runs seem to differ in their steps to final quality."""
+"""The A/A test of iterations: how often two halves of one label's runs seem to differ in their steps."""
 
 from __future__ import annotations
 

@@ -59,12 +59,6 @@ def horizon_sweep(runs: pd.DataFrame, metrics: pd.DataFrame, goal: Target, base:
     return sweep
 
 
-def arrivals(sweep: TargetSweep, label: str) -> tuple[int, int]:
-    """Return how many of a label's seeds reach the target at some length, and how many there are."""
-    reached = [math.isfinite(steps) for (steps,) in sweep.courses[label].crossings.values()]
-    return sum(reached), len(reached)
-
-
 def _finals(ended: pd.DataFrame, metrics: pd.DataFrame, goal: Target) -> dict[str, float]:
     """Return the final value of each run, the worst of all for one that did not finish."""
     chosen = metrics[(metrics["split"] == goal.split) & (metrics["metric"] == goal.metric)]
@@ -85,4 +79,5 @@ def _switch(of_seed: pd.DataFrame, length: float) -> float:
     """
     rows = of_seed.sort_values("steps").to_dict("records")
     arriving = next((row for row in rows if row["steps"] >= length), rows[-1])
-    return float(arriving["switch_step"]) * min(length, arriving["steps"]) / arriving["steps"]
+    share = min(length, arriving["steps"]) / arriving["steps"]
+    return math.nan if pd.isna(arriving["switch_step"]) else float(arriving["switch_step"]) * share

@@ -313,7 +313,9 @@ def _targets(
     first = trained[EARLY - 1] if len(trained) > EARLY else math.inf
     targets, dropped = {}, {}
     for share in shares:
-        target = replace(goal, limit=float(np.interp(share * steps[-1], steps, values)))
+        value = float(np.interp(share * steps[-1], steps, values))
+        # Rounding of a mean of equal values must not put a target out of reach.
+        target = replace(goal, limit=value + (1e-12 if goal.direction == "below" else -1e-12) * abs(value))
         crossing = target.crossing(curve)
         if not target.beats_trivial:
             dropped[share] = f"no better than the trivial predictor's {goal.trivial:g}"

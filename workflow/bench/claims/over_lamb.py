@@ -17,9 +17,9 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import paired_difference, paired_ratio
 from workflow.bench.analysis.final_quality import Views, final_limit
-from workflow.bench.analysis.horizons import SHARE, arrivals, horizon_sweep
+from workflow.bench.analysis.horizons import SHARE, horizon_sweep
 from workflow.bench.analysis.step_times import StepTimes, Training, mean_seconds, time_ratio
-from workflow.bench.analysis.target_sweep import NoSweepError, SweptRatio
+from workflow.bench.analysis.target_sweep import NoSweepError, SweptRatio, TargetSweep
 from workflow.bench.analysis.time_to_target import budgets, of_any_length, too_short
 from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
@@ -175,14 +175,24 @@ def _own_lengths(
     except NoSweepError as problem:
         return None, f"{own.name} {problem}."
     ratio = sweep.time_ratio(times, above, below) if times else sweep.steps_ratio(above, below)
-    lengths = integer_ranges(own.runs["steps"])
-    reached = ", ".join(f"{label} in {met} of {seeds}" for label in labels for met, seeds in (arrivals(sweep, label),))
+    first, *others = (_arrivals(sweep, label, own.runs["steps"].min()) for label in labels)
+    reached = ", ".join([first.replace(")", " with the shortest)"), *others])
     quality = f"{sweep.goal.split} {sweep.goal.metric} of {sweep.goal.limit:.3g}"
     described = (
-        f"Runs of {lengths} steps, each with its own decay ({own.name}), to what {LAMB}'s end at with "
-        f"{100 * SHARE:.0f} % of the longest length, a {quality}; seeds that reach it at some length: {reached}."
+        f"Runs of {integer_ranges(own.runs['steps'])} steps, each with its own decay ({own.name}), to what {LAMB}'s end "
+        f"at with {100 * SHARE:.0f} % of the longest length, a {quality}; seeds that reach it at some length: {reached}."
     )
     return ratio, sentences(described, left_out(own.of_labels(*labels)))
+
+
+def _arrivals(sweep: TargetSweep, label: str, shortest: float) -> str:
+    """Return how many of a label's seeds reach the target at some length, and with the shortest: ``mkor 16 of 16 (1)``.
+
+    With fewer steps than the shortest length they might have reached it, too.
+    """
+    crossings = [steps for (steps,) in sweep.courses[label].crossings.values()]
+    reached, early = sum(map(math.isfinite, crossings)), sum(steps <= shortest for steps in crossings)
+    return f"{label} {reached} of {len(crossings)} ({early})"
 
 
 def iterations_to_f1(runs: pd.DataFrame, squad: pd.DataFrame) -> dict[int, float]:
@@ -340,6 +350,5 @@ def decide_iterations_to_target(evidence: Evidence, conditions: Sequence[Conditi
     of_other = _decide(replace(evidence, horizons={}), None, other, LAMB, conditions[0])
     ratios = "; ".join(f"{name} {with_interval(ratio)}" for name, ratio in of_other.estimates.items())
     decision = _decide(evidence, None, judged, LAMB, conditions[0])
-    return decision.with_details(
-        f"{other} over {LAMB}, in runs of one length: {ratios}." if ratios else "", of_other.data
-    )
+    where = ", in runs of one length" if evidence.horizons else ""
+    return decision.with_details(f"{other} over {LAMB}{where}: {ratios}." if ratios else "", of_other.data)
