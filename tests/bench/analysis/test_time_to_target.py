@@ -26,7 +26,6 @@ from workflow.bench.analysis.time_to_target import (
     target_sweep,
     to_target,
     too_short,
-    varied,
 )
 from workflow.bench.claims.decision import Trained
 from workflow.bench.claims.time_to_target import part_of
@@ -68,22 +67,6 @@ def test_values_that_no_study_changed_are_not_listed():
     same = runs(studies=True).assign(hyperparameters=[{"lr": 0.1}] * 8)
     (configuration,) = by_configuration(same)
     assert configuration.hyperparameters == {"lr": 0.1}
-
-
-def test_trainings_that_differ_in_the_workload_are_configurations_of_their_own():
-    """Truth: by hand. Two batch sizes have one label, and the studies of each chose rates of its own."""
-    large = runs(studies=True).assign(workload_parameters=[{"batch_size": 32, "centred_inputs": True}] * 8)
-    large["hyperparameters"] = [{**given, "lr": 10 * given["lr"]} for given in large["hyperparameters"]]
-    both = pd.concat([runs(studies=True), large], ignore_index=True)
-    found = by_configuration(both)
-    names = ["batch_size=8", "batch_size=32, centred_inputs=True"]
-    assert [(one.varied, one.hyperparameters["lr"]) for one in found] == [
-        (name, rates) for name, rates in zip(names, (RATES, (1.0, 2.0)), strict=True) for _ in range(2)
-    ]
-    assert [len(rows) for rows in found.values()] == [4] * 4
-    assert set(varied(large)) == {""}
-    other = large.assign(experiment="two")  # what differs between experiments tells no runs of one apart
-    assert set(varied(pd.concat([runs(studies=True), other], ignore_index=True))) == {""}
 
 
 RUNS = pd.DataFrame(
