@@ -133,9 +133,9 @@ def write_widths(root: Path, seeds: Iterable[int] = range(3), studies: int = 3) 
     parts, listed = [], list(seeds)
     for index, width in enumerate(WIDTHS):
         for label, speed in {"adamw": 1.0, **{label: of_label[index] for label, of_label in SPEEDUPS.items()}}.items():
-            given = {"batch_size": 16, "hidden_size": width}
-            parts.append(
-                line("width", "language_model", label, listed, speed, studies, index, workload_parameters=given)
-            )
+            given: dict[str, Any] = {"workload_parameters": {"batch_size": 16, "hidden_size": width}}
+            if label.startswith("mkor"):
+                given["hyperparameters"] = {"lr": 0.1, "base": "adamw"}
+            parts.append(line("width", "language_model", label, listed, speed, studies, index, **given))
     write_experiment(root, "width", parts)
     return root

@@ -27,6 +27,7 @@ RATES = (0.1, 0.2)
 def runs(*, studies: bool, periods: tuple[int, ...] = (5, 10)) -> pd.DataFrame:
     """Return runs of four seeds at each period, whose rate two studies chose in turn."""
     shared = {"experiment": "one", "workload": "autoencoder", "dataset": "digits", "optimizer": "mkor", "steps": 10}
+    shared |= {"workload_parameters": {"batch_size": 8}}
     return pd.DataFrame(
         shared
         | {"target": Target("validation", "loss", "below", 0.1), "seed": seed, "study": seed % 2 if studies else None}

@@ -165,7 +165,7 @@ def sentences(found: Sequence[Batches], workload_name: Callable[[str], str], nam
 
     workload_name, name: return the names of a workload and of an optimizer.
     """
-    said = []
+    said = _arrivals(found, workload_name, name)
     for of_workload in found:
         place = workload_name(of_workload.workload)
         if of_workload.reference is None:
@@ -183,3 +183,14 @@ def sentences(found: Sequence[Batches], workload_name: Callable[[str], str], nam
             f"the batch grows; {place}, with the slope on logarithmic axes: {', '.join(clauses)}"
         )
     return said
+
+
+def _arrivals(found: Sequence[Batches], workload_name: Callable[[str], str], name: Callable[[str], str]) -> list[str]:
+    """Return a sentence on the labels and sizes of which a run did not reach the target, if there are any."""
+    short = []
+    for of_workload in found:
+        for label, arrivals in of_workload.arrivals.items():
+            counts = [f"{one.reached} of {one.runs} at {size}" for size, one in arrivals.items() if one.is_censored]
+            if counts:
+                short.append(f"{workload_name(of_workload.workload)} {name(label)} {', '.join(counts)}")
+    return [f"Runs that reached the target, where not all did: {'; '.join(short)}"] if short else []

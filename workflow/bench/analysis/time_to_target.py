@@ -33,6 +33,8 @@ class Configuration:
     experiment: str
     workload: str
     dataset: str
+    varied: str
+    """The workload's parameters in which the experiment's runs of it differ (`varied`)."""
     target: Target
     optimizer: str
     steps: int
@@ -59,11 +61,26 @@ def by_configuration(runs: pd.DataFrame) -> dict[Configuration, pd.DataFrame]:
     """
     columns = [column.name for column in fields(Configuration)]
     places: dict[Configuration, list[object]] = {}
-    for place, *values in _over_studies(runs)[columns].dropna().itertuples(name=None):
+    for place, *values in _over_studies(runs.assign(varied=varied(runs)))[columns].dropna().itertuples(name=None):
         # pandas reads whole numbers of a column with gaps as floats.
         configuration = Configuration(*values)
         places.setdefault(replace(configuration, steps=int(configuration.steps)), []).append(place)
     return {configuration: runs.loc[index] for configuration, index in places.items()}
+
+
+def varied(runs: pd.DataFrame) -> pd.Series:
+    """Return the parameters in which an experiment's runs of one workload differ, as text: ``batch_size=128``.
+
+    Empty where they are the same in all. Runs that differ in them are runs of different trainings under one label.
+    """
+    texts = pd.Series("", runs.index)
+    for _, rows in runs.groupby(["experiment", "workload"], sort=False):
+        given = [parameters or {} for parameters in rows["workload_parameters"]]
+        names = sorted({name for parameters in given for name in parameters})
+        differing = [name for name in names if any(one.get(name) != given[0].get(name) for one in given)]
+        of_rows = [", ".join(f"{name}={one[name]}" for name in differing if name in one) for one in given]
+        texts.loc[rows.index] = pd.Series(of_rows, rows.index)
+    return texts
 
 
 def _over_studies(runs: pd.DataFrame) -> pd.DataFrame:

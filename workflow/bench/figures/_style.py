@@ -80,7 +80,7 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "dp_kfac": MethodStyle("DP-KFAC", "#2E9044", "d", _DASHES["dotted"]),
     "cgfac": MethodStyle("CG-FAC", "#989789", "D", _DASHES["sparse dots"]),
     "thermo_kfac": MethodStyle("Thermodynamic K-FAC", "#A81A07", "^", _DASHES["dotted"]),
-    "nadamw": MethodStyle("NadamW", "#4B0FB0", "D", _DASHES["dash-dot"]),
+    "nadamw": MethodStyle("NadamW", "#D57DF0", "D", _DASHES["dash-dot"]),
     "schedule_free_adamw": MethodStyle("Schedule-free AdamW", "#734879", "s", _DASHES["short dash"]),
     "adafisher_convex": MethodStyle("AdaFisher (convex)", "#928F0E", "^", _DASHES["sparse dots"]),
     "kld_wrm_q": MethodStyle("KLD-WRM (Q)", "#71609A", "X", _DASHES["even dash"]),

@@ -23,6 +23,7 @@ from workflow.bench.analysis.time_to_target import (
     speedup,
     to_target,
     too_short,
+    varied,
 )
 from workflow.bench.analysis.wording import estimated, number
 from workflow.bench.results.columns import ENDED
@@ -37,14 +38,14 @@ RIVAL: Final = "kaisa"
 """Optimizers are compared with their base, and with this one."""
 VIEWS: Final = ("mean of targets", "last target", "final quality")
 COLUMNS: Final = (
-    *("experiment", "workload", "dataset", "target", "optimizer", "rate", "inverse update period"),
+    *("experiment", "workload", "dataset", "varied", "target", "optimizer", "rate", "inverse update period"),
     *("runs", "reached", "iterations", "ms a step", "training seconds"),
     *("its base", "fewer iterations than its base", "less time than its base"),
     *(f"fewer iterations than {RIVAL}", f"less time than {RIVAL}", "targets"),
     *(f"{saving} than its base, {view}" for saving in ("fewer iterations", "less time") for view in VIEWS),
     *("break-even step over its base", f"break-even step over {RIVAL}", "data"),
 )
-_SHARED: Final = list(COLUMNS[:4])
+_SHARED: Final = list(COLUMNS[:5])
 """Columns with the same values in all runs that are compared with each other."""
 
 
@@ -154,6 +155,7 @@ def _rows(runs: pd.DataFrame, metrics: pd.DataFrame, times: StepTimes) -> Iterat
             configuration.experiment,
             configuration.workload,
             configuration.dataset,
+            str(rows["varied"].iloc[0]),
             configuration.target.describe(),
             configuration.optimizer,
             rate_of(configuration),
@@ -185,6 +187,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"no *.runs.csv in {results.root}: run an experiment first.")
     runs = pd.concat(frames, ignore_index=True)
     aimed = runs.dropna(subset=["target"])
+    aimed = aimed.assign(varied=varied(aimed))
     times = StepTimes(results.probe("step_time"))
     rows = [
         row
