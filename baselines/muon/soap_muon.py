@@ -12,7 +12,7 @@ from typing_extensions import override
 from baselines.muon._polar import polar_factor, scaled
 from baselines.muon.normuon import ADAM_BETAS, ADAM_EPS
 from baselines.parts.layered import LayeredModel
-from baselines.parts.matrices import MatrixOptimizer, State, layer_groups
+from baselines.parts.matrices import MatrixOptimizer, State, eigenbasis, layer_groups
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 
 _ROUNDING = (
@@ -96,8 +96,7 @@ def _follow(grad: Tensor, state: State, group: Mapping[str, Any], t: int) -> Non
     for axis, (side, rows) in enumerate((("left", grad), ("right", grad.T))):
         state[side].lerp_(rows @ rows.T, 1 - group["factor_decay"])
         if t == 1:
-            # The leading ones first: the power iteration's QR keeps the direction of its first column.
-            state[f"{side}_vectors"] = torch.linalg.eigh(state[side]).eigenvectors.flip(1)
+            state[f"{side}_vectors"] = eigenbasis(state[side])
         elif (t - 1) % group["update_period"] == 0:
             moved = state[side] @ state[f"{side}_vectors"]
             order = (state[f"{side}_vectors"] * moved).sum(0).argsort(descending=True)

@@ -23,6 +23,28 @@ def labels() -> set[str]:
     return {label_of(entry) for block in blocks for entry in block["optimizers"]}
 
 
+@pytest.mark.parametrize("experiment", field_page.NAMES)
+def test_every_label_searches_as_the_page_says(experiment):
+    """Two hyperparameters in three studies of eight trials; MKOR and Muon's kind at the points of what they wrap."""
+    blocks = read_mapping(CONFIG / "experiments" / f"{experiment}.yaml")["tiers"]["field"]
+    entries = {label_of(entry): entry for block in blocks for entry in block["optimizers"]}
+    assert {len(entry["space"]) for entry in entries.values()} == {2}
+    assert {(block["tuning"]["trials"], block["tuning"]["studies"]) for block in blocks} == {(8, 3)}
+    assert {len(block["seeds"]) for block in blocks} == {6}
+    for label, entry in entries.items():
+        if label.startswith("mkor"):
+            wrapped = entry["hyperparameters"]["base"]
+            assert entry["space"] == entries["muon" if "muon" in label else wrapped]["space"], label
+    for label in ("muon_exact", "normuon", "soap_muon"):
+        assert label not in entries or entries[label]["space"] == entries["muon"]["space"]
+    if "kaisa_again" in entries:
+        assert {**entries["kaisa_again"], "label": None} == {**entries["kaisa"], "label": None}
+        seeds = [
+            block["tuning"]["seed"] for block in blocks for entry in block["optimizers"] if entry["name"] == "kaisa"
+        ]
+        assert abs(seeds[0] - seeds[1]) >= 3  # no study of one draws the points of another
+
+
 def test_every_label_has_its_place_on_the_page():
     page = PAGE.read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- end of (\w+) -->", page)) - {"missed", "luck"} == labels()
