@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from workflow.bench import workloads
-from workflow.bench.plan.experiment_files import label_of
+from workflow.bench.plan.experiment_files import combinations, label_of
 from workflow.bench.support.config import CONFIG, ROOT, read_mapping
 
 PAGES = ROOT / "docs" / "experiments"
@@ -31,7 +31,11 @@ def facts(block: dict[str, Any]) -> str:
         target = f"{goal['split']} {goal['metric']} {sign} {limit}"
     optimizers = []
     for entry in block["optimizers"]:
-        swept = [f"{name} {', '.join(map(str, values))}" for name, values in entry.get("sweep", {}).items()]
+        runs = combinations(entry)
+        # A list of combinations has the values of each run, in order; the lists of a product have each once.
+        linked = isinstance(entry.get("sweep"), list)
+        values = {name: [run[name] for run in runs] for name in runs[0]} if linked else entry.get("sweep", {})
+        swept = [f"{name} {', '.join(map(str, given))}" for name, given in values.items()]
         optimizers.append(f"`{label_of(entry)}`" + (f" ({'; '.join(swept)})" if swept else ""))
     name = f"`{block['workload']['name']}`, {workload['dataset']}"
     return f"| {name} | {batch} | {block['steps']:,} | {len(block['seeds'])} | {target} | {', '.join(optimizers)} |"

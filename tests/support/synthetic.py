@@ -67,10 +67,13 @@ def run_rows(
     failed: Iterable[int] = (),
     target: float | None = None,
     reaches: float | None = None,
+    decay: float | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return rows of ``<experiment>.csv`` and ``<experiment>.runs.csv`` for one label: losses that decay, by seed."""
     second_order, second = label in RULES or label == "kaisa", 0.05 if label == "kaisa" else 0.03
-    given = {"lr": 0.1, **({"base": base} if second_order else {}), **_rule_of(label)}
+    given: dict[str, Any] = {"lr": 0.1, **({"base": base} if second_order else {}), **_rule_of(label)}
+    if second_order:
+        given |= {"inverse_update_period": period, "factor_decay": decay}
     metrics: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     for seed in seeds:

@@ -136,25 +136,37 @@ def learning_rates(converging: Mapping[str, Sequence[int]], *, best: float = 0.9
     return Trained("resnet_cifar10_lr", pd.DataFrame(rows), pd.DataFrame(metrics, columns=list(EVALUATION_COLUMNS)))
 
 
+def comparing(trained: Trained, cosines: Mapping[str, float]) -> Trained:
+    """Return results with a cosine of V and D at two evaluations of each run of these labels."""
+    runs = trained.runs[trained.runs["optimizer"].isin(cosines)]
+    shared = runs[[name for name in EVALUATION_COLUMNS if name in runs]]
+    rows = [
+        shared.assign(split="preconditioner", metric="cosine", step=step, value=shared["optimizer"].map(cosines))
+        for step in (50, 60)
+    ]
+    return Trained(trained.name, trained.runs, pd.concat([trained.metrics, *rows], ignore_index=True))
+
+
 def cost_scaling(
     mkor: float = 2.05, floor: float = 2.0, kaisa: float = 2.9, *, shares: Mapping[str, float] | None = None
 ) -> pd.DataFrame:
-    """Return rows of probes/cost_scaling.csv with these slopes; KAISA's largest width is timed once.
+    """Return rows of probes/cost_scaling.csv with these slopes; HyLo's is 2.
 
-    shares: of factor work at the paper's periods, by optimizer; the times of preconditioning follow from them.
+    shares: of the factors' work at the paper's periods, by optimizer; the times of preconditioning follow from them.
     """
     rows = []
-    slopes, widths = {"mkor": mkor, "copy": floor, "kaisa": kaisa}, (256, 512, 1024)
-    given = shares or {"mkor": 0.02, "kaisa": 0.5}
+    slopes, widths = {"mkor": mkor, "copy": floor, "kaisa": kaisa, "hylo": 2.0}, (256, 512, 1024)
+    given = {"mkor": 0.02, "kaisa": 0.6, "hylo": 0.6} | (dict(shares) if shares else {})
+    # Two factors every 10 steps, two every 50, and HyLo's rows of both sides every 50.
+    updates = {"mkor": 2 / 10, "kaisa": 2 / 50, "hylo": 1 / 50}
     for at in combinations(
         optimizer=slopes, part=("factor", "precondition", "floor"), dimension=widths, repeat=range(3)
     ):
         label, part, width, repeat = at.values()
         ms = width ** slopes[label] * 1e-6 * (1 if label == "kaisa" else 1 + 0.01 * repeat)
         if part == "precondition" and label in given:
-            rows.append({**at, "ms": ms / (10 if label == "mkor" else 50) * (1 - given[label]) / given[label]})
-        is_second = (label, width) == ("kaisa", 1024) and repeat > 0
-        if part == ("floor" if label == "copy" else "factor") and not is_second:
+            rows.append({**at, "ms": ms * updates[label] * (1 - given[label]) / given[label]})
+        if part == ("floor" if label == "copy" else "factor"):
             rows.append({**at, "ms": ms})
     return pd.DataFrame(rows)
 

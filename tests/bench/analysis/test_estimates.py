@@ -106,8 +106,10 @@ SOME_CENSORED = {seed: 10.0 if seed < 4 else INF for seed in range(6)}
         (paired_difference, {0: 9.0, 1: 3.0, 2: 5.0}, {1: 1.0, 2: 2.0, 9: 0.0}, (2.5, *t_interval([2.0, 3.0])), 2),
         # Pairing removes what seeds have in common: here everything but a constant.
         (paired_difference, {0: 1.0, 1: 11.0, 2: 21.0}, {0: 0.0, 1: 10.0, 2: 20.0}, (1.0, 1.0, 1.0), 3),
-        # A run that diverged is left out.
-        (paired_difference, {0: INF, 1: 3.0}, {0: 1.0, 1: 1.0}, (2.0, NAN, NAN), 1),
+        # A run that diverged is the worst; a pair of which both did says nothing.
+        (paired_difference, {0: INF, 1: 3.0, 2: 4.0}, dict.fromkeys(range(3), 1.0), (3.0, NAN, NAN), 3),
+        (paired_difference, {0: INF, 1: 3.0}, {0: INF, 1: 1.0}, (2.0, NAN, NAN), 1),
+        (paired_difference, SIX, dict.fromkeys(range(5), 4.0) | {5: INF}, (1.0, -INF, 1.0), 6),
         (paired_ratio, DOUBLE, SEEDS, (2.0, 2.0, 2.0), 3),
         # 0 / 0 is left out; 0 against a number is infinitely fast, and no logarithm of it is taken.
         (paired_ratio, {0: 0.0, 1: 6.0}, {0: 0.0, 1: 3.0}, (2.0, NAN, NAN), 1),
@@ -130,7 +132,7 @@ def test_values_are_paired_by_seed(pair, left, right, bounds, n):
 @pytest.mark.parametrize(
     ("pair", "left", "right"),
     [
-        (paired_difference, {0: INF}, {0: 1.0}),
+        (paired_difference, {0: INF}, {0: INF}),
         (paired_difference, {0: 1.0}, {1: 1.0}),
         (paired_ratio, {0: INF, 1: INF}, {0: INF, 1: INF}),
         (paired_ratio, {0: 0.0, 1: 0.0}, {0: 0.0, 1: 0.0}),

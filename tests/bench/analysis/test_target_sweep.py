@@ -250,8 +250,11 @@ def test_a_difference_has_the_interval_of_the_studies_means():
     nested = difference_over_studies(left, right, STUDIES)
     assert (nested.n, nested.value) == (3, 1.0)
     assert difference_over_studies(left, {}, STUDIES) is None
+    # A run that diverged is the worst, and so is its study; one in which both labels have such runs says nothing.
     broken = difference_over_studies({**left, 0: math.inf}, right, STUDIES)
-    assert broken.value == 1.0
+    assert (broken.n, broken.value, broken.has_interval) == (3, 2.0, False)
+    both = difference_over_studies({**left, 0: math.inf}, {**right, 3: math.inf}, STUDIES)
+    assert both.n == 2
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 0.5, 0.75, 0.95])

@@ -94,8 +94,9 @@ def _write(root: Path) -> Path:
         write_rows(root / f"{experiment}.csv", EVALUATION_COLUMNS, metrics)
         write_rows(root / f"{experiment}.runs.csv", RUN_COLUMNS, runs)
     name = "autoencoder_inversion"
-    periods = product(("kaisa", "mkor"), (10, 100))
-    write_experiment(root, name, [run_rows(name, "x", label, range(6), period=period) for label, period in periods])
+    cases = product(("kaisa", "mkor"), ((10, 0.95), (100, 0.95**10)))
+    parts = [run_rows(name, "x", label, range(6), period=period, decay=decay) for label, (period, decay) in cases]
+    write_experiment(root, name, parts)
     return root
 
 

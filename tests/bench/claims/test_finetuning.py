@@ -82,7 +82,16 @@ def test_a_seed_that_lacks_a_task_has_no_average():
     runs.loc[lost, "status"] = metrics.loc[rows, "status"] = "diverged"
     broken = decide_glue_average(Trained("bert_glue", runs, metrics), conditions("C04"), "mkor")
     assert broken.verdict == "inconclusive"
-    assert "lacks 1 of their runs, which broke down" in broken.why
+    assert "1 runs broke down, and count as the worst." in broken.details
+
+
+def test_an_open_verdict_says_how_many_seeds_would_show_the_published_difference():
+    """Truth: differences of 0 and .04 deviate by .0283; (1.96 + .84)^2 (.0283 / .02)^2 is 15.7."""
+    metrics, runs = fine_tuned("bert_glue", {"lamb": [0.5, 0.5], "mkor": [0.5, 0.54]})
+    glue = Trained("bert_glue", runs, metrics)
+    why = decide_glue_average(glue, conditions("C04"), "mkor", 0.02).why
+    assert "to see the published 0.02 in 80 % of cases takes about 16 seeds, of 2." in why
+    assert "published" not in decide_glue_average(glue, conditions("C04"), "mkor").why
 
 
 def test_fine_tuning_starts_from_the_experiment_that_has_its_checkpoints(tmp_path: Path):

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from tests.support.synthetic import run_rows
-from tests.support.synthetic_claims import NO_METRICS, NO_RUNS, conditions, learning_rates, untrained
+from tests.support.synthetic_claims import comparing, conditions, learning_rates, untrained
+from workflow.bench.analysis.lr_outcomes import mean_best, outcomes
 from workflow.bench.claims.decision import Decision, Trained
-from workflow.bench.claims.hyperparameters import decide_period_loss, decide_sensitivity
+from workflow.bench.claims.hyperparameters import decide_period_loss, decide_sensitivity, remembers_equally
+
+Rows = tuple[list[dict[str, Any]], list[dict[str, Any]]]
+DECAYS = {1: 0.995, 10: 0.995**10, 100: 0.995**100}
+"""Of which each leaves .995 of a factor in a step."""
 
 
-def _c09(metrics: pd.DataFrame) -> Decision:
-    return decide_period_loss(Trained("autoencoder_inversion", NO_RUNS, metrics), conditions("C09"))
+def _at(period: int, loss: float, label: str = "mkor", *, decay: float | None = None, **about: Any) -> Rows:
+    """Return runs of six seeds at a period, with a constant loss and a decay that remembers equally many steps."""
+    given = {"period": period, "start": loss, "floor": loss, "decay": decay or DECAYS[period], **about}
+    return run_rows("autoencoder_inversion", "autoencoder", label, given.pop("seeds", range(6)), **given)
 
 
-def _inversion(often: float, rare: float, *, seeds: int = 6, failed: tuple[int, ...] = ()) -> pd.DataFrame:
-    about = "autoencoder_inversion", "autoencoder", "mkor", range(seeds)
-    updated_often = run_rows(*about, period=10, start=often, floor=often, failed=failed)[0]
-    return pd.DataFrame([*updated_often, *run_rows(*about, period=100, start=rare, floor=rare)[0]])
+def _inversion(*parts: Rows) -> Trained:
+    metrics, runs = ([row for part in parts for row in part[index]] for index in (0, 1))
+    return Trained("autoencoder_inversion", pd.DataFrame(runs), pd.DataFrame(metrics))
+
+
+def _c09(trained: Trained) -> Decision:
+    return decide_period_loss(trained, conditions("C09"))
 
 
 @pytest.mark.parametrize(
@@ -29,66 +41,89 @@ def _inversion(often: float, rare: float, *, seeds: int = 6, failed: tuple[int, 
 )
 def test_c09_period_loss(often, rare, verdict):
     """The losses do not fall, so that the margin, a share of the fall, is 0."""
-    decision = _c09(_inversion(often, rare))
+    decision = _c09(_inversion(_at(10, often), _at(100, rare)))
     assert decision.verdict == verdict
     assert decision.seeds == "seeds 0-5"
     assert "mkor, period 100 - 10" in decision.measured
 
 
+def test_c09_is_judged_where_all_periods_remember_equally_many_steps():
+    """KFAC with one decay remembers 20 steps at period 1 and 200 at period 10: its loss says nothing of the period."""
+    one_decay = [_at(period, loss, "kaisa", decay=0.95) for period, loss in ((1, 0.03), (10, 0.02))]
+    assert [remembers_equally(_inversion(*parts).runs) for parts in (one_decay, [_at(1, 1.0), _at(10, 1.0)])] == [
+        False,
+        True,
+    ]
+    alone = _c09(_inversion(*one_decay))
+    assert (alone.verdict, alone.why) == ("not tested", "No optimizer remembers equally many steps at all periods.")
+    beside = _c09(_inversion(*one_decay, _at(1, 0.02), _at(10, 0.03)))
+    assert beside.verdict == "confirmed"
+    assert list(beside.estimates) == ["mkor, period 10 - 1"]
+    assert "so that longer periods remember more steps: kaisa, period 10 - 1 -0.01" in beside.details
+
+
+def test_c09_takes_a_default_decay_for_one_of_all_periods():
+    trained = _inversion(_at(1, 1.0), _at(10, 1.0))
+    given = [{**one, "factor_decay": None} for one in trained.runs["hyperparameters"]]
+    assert not remembers_equally(trained.runs.assign(hyperparameters=given))
+
+
 def test_c09_without_a_difference_above_two_percent_of_the_fall():
-    rows = _inversion(0.02, 0.02)
+    trained = _inversion(_at(10, 0.02), _at(100, 0.02))
+    rows = trained.metrics
     falling = rows.assign(value=rows["value"] + 100.0 * (rows["step"] == 0))
-    assert _c09(falling).verdict == "no difference"
+    assert _c09(replace(trained, metrics=falling)).verdict == "no difference"
 
 
 def test_c09_is_refuted_by_one_optimizer_or_pair_of_periods():
-    worse = _inversion(0.03, 0.02).assign(optimizer="kaisa")
-    decision = _c09(pd.concat([_inversion(0.02, 0.03), worse]))
+    decision = _c09(_inversion(_at(10, 0.02), _at(100, 0.03), _at(10, 0.03, "kaisa"), _at(100, 0.02, "kaisa")))
     assert decision.verdict == "refuted"
     assert "kaisa, period 100 - 10 refuted; mkor, period 100 - 10 confirmed" in decision.why
-    often = _inversion(0.02, 0.03)
-    oftener = often[often["inverse_update_period"] == 10].assign(inverse_update_period=1)
-    oftener = oftener.assign(value=oftener["value"] + 1, run="every step " + oftener["run"])
-    assert "mkor, period 10 - 1 refuted; mkor, period 100 - 10 confirmed" in _c09(pd.concat([often, oftener])).why
+    pairs = _c09(_inversion(_at(1, 1.02), _at(10, 0.02), _at(100, 0.03)))
+    assert "mkor, period 10 - 1 refuted; mkor, period 100 - 10 confirmed" in pairs.why
 
 
 def test_c09_is_the_area_under_the_curve():
     """Truth: by hand; a loss of 4 that falls to 0 in a line has the mean 2, one that falls in the first step less."""
-    rows = _inversion(0.0, 0.0, seeds=2)
+    trained = _inversion(_at(10, 0.0, seeds=range(2)), _at(100, 0.0, seeds=range(2)))
+    rows = trained.metrics
     steps = rows["step"].astype(float) / rows["step"].max()
     slow, fast = 4 * (1 - steps), 4.0 * (steps == 0)
-    decision = _c09(rows.assign(value=slow.where(rows["inverse_update_period"] == 100, fast)))
+    values = slow.where(rows["inverse_update_period"] == 100, fast)
+    decision = _c09(replace(trained, metrics=rows.assign(value=values)))
     first = float(steps[steps > 0].min())
     assert decision.estimates["mkor, period 100 - 10"].value == pytest.approx(2 - 2 * first)
 
 
-def test_c09_with_a_diverged_run_is_inconclusive_and_says_so():
-    """Dropping the run that failed would make the period that failed look good."""
-    decision = _c09(_inversion(0.02, 0.03, failed=(2,)))
+def test_c09_counts_a_run_that_diverged_as_the_worst():
+    """Dropping it would make the period that failed look good: of six seeds, the interval reaches to infinity."""
+    decision = _c09(_inversion(_at(10, 0.02, failed=(2,)), _at(100, 0.03)))
     assert decision.verdict == "inconclusive"
-    assert decision.measured == "mkor, period 100 - 10: 1 runs broke down"
+    assert decision.measured.startswith("mkor, period 100 - 10: 0.00997")
+    assert decision.estimates["mkor, period 100 - 10"].low == -math.inf
 
 
 def test_c09_leaves_out_what_was_not_trained():
     """A run that is planned and missing is no failure of its period."""
-    rows = _inversion(0.02, 0.03)
+    whole = _inversion(_at(10, 0.02), _at(100, 0.03))
+    rows = whole.metrics
     missing = rows[rows["seed"] == 0].drop_duplicates("run").assign(status="missing", step=None, split=None, value=None)
     trained = rows[rows["seed"] != 0].astype(missing.dtypes)
-    decision = _c09(pd.concat([trained, missing]))
+    decision = _c09(replace(whole, metrics=pd.concat([trained, missing])))
     assert (decision.verdict, decision.seeds) == ("confirmed", "seeds 1-5")
 
 
 def test_c09_compares_the_test_loss_alone():
     """Another split and another metric would each change the verdict."""
-    rows = _inversion(0.02, 0.03)
+    trained = _inversion(_at(10, 0.02), _at(100, 0.03))
+    rows = trained.metrics
     against = rows.assign(value=-1000 * rows["value"])
     others = [against.assign(split="train"), against.assign(metric="accuracy")]
-    alone = _c09(rows)
-    assert _c09(pd.concat([*others, rows])) == alone
+    assert _c09(replace(trained, metrics=pd.concat([*others, rows]))) == _c09(trained)
 
 
 def test_c09_without_runs_is_not_tested():
-    decision = _c09(NO_METRICS)
+    decision = _c09(untrained("autoencoder_inversion"))
     assert decision.verdict == "not tested"
     assert "autoencoder_inversion" in decision.why
 
@@ -133,7 +168,7 @@ def test_c18_gives_counts_of_six_seeds_the_interval_of_order_statistics():
     assert "The count of mkor minus a rival's: KAISA with clip 1 [1, 1];" in decision.details
 
 
-def test_a_run_that_diverged_counts_as_untrained():
+def test_a_run_that_diverged_counts_as_the_worst():
     """Truth: one rate of MKOR's that diverged counts as .1 and not .95; KAISA without clip has .5 there."""
     trained = learning_rates(_counts([3, 3, 3], 2, 2))
     diverged = (trained.runs["optimizer"] == "mkor") & (trained.runs["hyperparameters"] == {"lr": 10.0})
@@ -141,6 +176,32 @@ def test_a_run_that_diverged_counts_as_untrained():
     decision = _c18(replace(trained, runs=runs))
     assert decision.measured.startswith("KAISA with clip: -0.1;")
     assert decision.verdict == "refuted"
+
+
+def test_no_run_is_worse_than_one_that_diverged():
+    """Truth: a run that never leaves its first accuracy, .02, counts no less than the one that diverged."""
+    trained = learning_rates(_counts([3]))
+    first = {"mkor": {"lr": 10.0}, "kaisa": {"lr": 0.01}}
+    runs = trained.runs
+    chosen = {
+        label: (runs["optimizer"] == label) & (runs["hyperparameters"] == values) for label, values in first.items()
+    }
+    metrics = trained.metrics
+    metrics.loc[metrics["run"].isin(runs.loc[chosen["kaisa"], "run"]), "value"] = 0.02
+    ended = outcomes(runs.assign(status=runs["status"].mask(chosen["mkor"], "diverged")))
+    best = mean_best(ended, metrics)
+    assert best["mkor"][0] == pytest.approx((2 * 0.95 + 0.5 + 0.02) / 4)
+
+
+def test_c18_leaves_out_a_rival_that_is_inert():
+    """An inert KAISA is SGD at other rates, which says nothing of KAISA; one that turns the gradient is compared."""
+    trained = learning_rates(_counts([3, 3, 3]))
+    inert, acting = (comparing(trained, {"kaisa": cosine, "kaisa_no_clip": 0.98}) for cosine in (0.9995, 0.9985))
+    decision = _c18(inert)
+    assert decision.verdict == "inconclusive"
+    assert [part.verdict for part in decision.parts][:2] == ["not tested", "confirmed"]
+    assert "KAISA with clip not tested (kaisa is inert: median cosine 0.999500 over 24 steps)" in decision.why
+    assert _c18(acting).parts[0].verdict == "refuted"
 
 
 def test_c18_compares_the_seeds_that_have_ended_at_every_rate():

@@ -1,10 +1,9 @@
-"""The claim about MKOR-H's switch (C25) on hand-made runs: which comparisons carry it, and their verdicts."""
+"""The claim about MKOR-H's switch (C25) on hand-made runs: the scores that decide it, and what stands beside."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -21,25 +20,20 @@ def _glue(scores: dict[str, list[float]]) -> Trained:
     return Trained("bert_glue", runs, metrics)
 
 
-def _pretraining(switches: list[float | None], *, target: bool = False) -> Trained:
-    runs = hybrid(switches)
-    goal = run_rows("x", "x", "mkor", [0], target=5.0)[1][0]["target"]
-    return Trained("bert_pretraining", runs.assign(target=goal if target else None), NO_METRICS)
+def _pretraining(switches: list[float | None]) -> Trained:
+    return Trained("bert_pretraining", hybrid(switches), NO_METRICS)
 
 
-def _autoencoder(difference: float, *, switches: float | None = 320.0, seeds: int = 8, fall: float = 1.0) -> Trained:
-    """Runs whose final loss is that of MKOR plus a difference for MKOR-H; LAMB's loss falls by ``fall``."""
+def _autoencoder(difference: float, *, seeds: int = 8, fall: float = 1.0) -> Trained:
+    """Runs whose final loss is that of MKOR, which falls by ``fall``, plus a difference for MKOR-H."""
     metrics, runs = [], []
-    ends = {"lamb": 0.0, "mkor": -0.1, "mkor_h": -0.1 + difference}
-    for label, end in ends.items():
+    for label, end in {"mkor": 0.0, "mkor_h": difference}.items():
         for run in run_rows("autoencoder_lamb", "autoencoder", label, range(seeds), period=10, steps=400)[1]:
             about = {"method": label, "hyperparameters": {"base": "lamb", "update_rule": "sherman_morrison"}}
-            at = switches if label == "mkor_h" else None
-            runs.append({**run, **about, "switch_step": at})
+            runs.append({**run, **about, "switch_step": 320.0 if label == "mkor_h" else None})
             shared = {name: run[name] for name in ("run", "optimizer", "seed", "status")}
             shared |= {"split": "validation", "metric": "loss"}
-            noise = 1e-4 * np.random.default_rng(int(run["seed"])).standard_normal()
-            metrics += [shared | {"step": 0, "value": fall}, shared | {"step": 400, "value": end + noise}]
+            metrics += [shared | {"step": 0, "value": end + fall}, shared | {"step": 400, "value": end}]
     return Trained("autoencoder_lamb", pd.DataFrame(runs), pd.DataFrame(metrics))
 
 
@@ -50,35 +44,37 @@ def _decide(
     return decide_switch(*parts, glue or untrained("bert_glue"), conditions("C25"))
 
 
-@pytest.mark.parametrize(("scores", "verdict"), [([0.75, 0.76, 0.77], "confirmed"), ([0.6, 0.61, 0.62], "refuted")])
-def test_scores_of_fine_tuning_carry_it_where_the_autoencoder_has_no_runs(scores, verdict):
+@pytest.mark.parametrize(
+    ("scores", "verdict"),
+    [([0.75, 0.76, 0.77], "confirmed"), ([0.695, 0.705, 0.715], "confirmed"), ([0.6, 0.61, 0.62], "refuted")],
+)
+def test_the_published_quantity_decides_a_score_that_may_be_lower_by_the_margin(scores, verdict):
+    """Truth: a margin of .01."""
     decision = _decide(_pretraining([51, 52, 53]), glue=_glue({**SCORES, "mkor_h": scores}))
     assert decision.verdict == verdict
-    assert "MKOR-H switched in 3 of 3 runs, at step 51-53 of 150" in decision.details
-    assert decision.published_of == ("average score",)
+    assert "MKOR-H switched in 3 of 3 runs, at step 51-53 of 150, 35 % of the run in the median;" in decision.details
 
 
-@pytest.mark.parametrize(
-    ("difference", "verdict"), [(-0.05, "confirmed"), (0.015, "confirmed"), (0.025, "refuted"), (0.05, "refuted")]
-)
-def test_the_autoencoders_loss_has_a_margin_of_two_percent_of_what_lambs_falls_by(difference, verdict):
-    """Truth: LAMB's loss falls by 1, of which 2 % are .02."""
-    decision = _decide(autoencoder=_autoencoder(difference))
+def test_the_autoencoders_loss_stands_beside_and_decides_nothing():
+    glue, worse = _glue(SCORES), _autoencoder(0.5)
+    both, alone = _decide(_pretraining([51, 52, 53]), worse, glue), _decide(_pretraining([51, 52, 53]), glue=glue)
+    assert (both.verdict, both.measured) == (alone.verdict, alone.measured)
+    assert (
+        "Not judged: the final validation loss in autoencoder_lamb, mkor_h's minus mkor's, is 0.5 [0.5, 0.5] (median, "
+        "95 % order-statistics interval); mkor's falls by 1. In autoencoder_lamb MKOR-H switched in 8 of 8 runs, at "
+        "step 320 of 400, 80 % of the run in the median;"
+    ) in both.details
+    without_scores = _decide(autoencoder=worse)
+    assert (without_scores.verdict, without_scores.why) == ("not tested", "bert_pretraining has no results.")
+    assert "Not judged: the final validation loss" in without_scores.details
+
+
+@pytest.mark.parametrize(("step", "verdict"), [(112.0, "confirmed"), (113.0, "not tested")])
+def test_a_switch_in_the_last_quarter_tests_nothing(step, verdict):
+    """Truth: 112.5 of 150 steps; then the rate has decayed, and what follows changes little."""
+    decision = _decide(_pretraining([step] * 3), glue=_glue(SCORES))
     assert decision.verdict == verdict
-    assert "MKOR-H switched in 8 of 8 runs, at step 320 of 400" in decision.details
-    assert decision.measured.startswith("autoencoder's final loss: ")
-
-
-def test_scores_stand_beside_the_autoencoder_and_are_judged_where_the_pretraining_has_a_target():
-    glue, worse = _glue({**SCORES, "mkor_h": [0.6, 0.61, 0.62]}), _autoencoder(-0.05)
-    beside = _decide(_pretraining([51, 52, 53]), worse, glue)
-    assert (beside.verdict, beside.measured) == ("confirmed", "autoencoder's final loss: -0.05")
-    assert "Not judged: average score -0.1 [-0.1, -0.1]." in beside.details
-    both = _decide(_pretraining([51, 52, 53], target=True), worse, glue)
-    assert both.verdict == "refuted"
-    assert both.why == (
-        "After its switch, MKOR-H minus MKOR: average score refuted; autoencoder's final loss confirmed."
-    )
+    assert decision.why.startswith("It came too late to test anything: In bert_pretraining") == (step > 112.5)
 
 
 def test_the_seeds_that_switched_are_compared():
@@ -88,23 +84,6 @@ def test_the_seeds_that_switched_are_compared():
     assert "MKOR-H switched in 2 of 3 runs" in some.details
     none = _decide(_pretraining([None] * 3), glue=glue)
     assert none.why == "MKOR-H switched to its base in none of 3 runs of 150 steps in bert_pretraining."
-    assert _decide(autoencoder=_autoencoder(0.0, switches=None)).verdict == "not tested"
-
-
-def test_a_run_that_broke_down_leaves_it_open():
-    trained = _autoencoder(-0.05)
-    broken = trained.metrics["run"].isin(trained.runs.loc[trained.runs["optimizer"] == "mkor_h", "run"].head(1))
-    metrics = trained.metrics.assign(status=trained.metrics["status"].where(~broken, "diverged"))
-    decision = _decide(autoencoder=replace(trained, metrics=metrics))
-    assert decision.verdict == "inconclusive"
-    assert "1 runs broke down." in decision.details
-
-
-def test_the_seeds_that_both_have_finished_are_compared():
-    trained = _autoencoder(-0.05)
-    lost = trained.runs.loc[(trained.runs["optimizer"] == "mkor") & (trained.runs["seed"] == 7), "run"]
-    runs, metrics = (rows[~rows["run"].isin(lost)] for rows in (trained.runs, trained.metrics))
-    assert _decide(autoencoder=replace(trained, runs=runs, metrics=metrics)).seeds == "0-6"
 
 
 def test_it_needs_a_partner_of_the_same_form():
@@ -118,4 +97,3 @@ def test_it_needs_a_partner_of_the_same_form():
     ]
     other = _decide(replace(pretraining, runs=runs.assign(hyperparameters=given)), glue=_glue(SCORES))
     assert other.why == "bert_pretraining has no MKOR with the rule and the steps of MKOR-H."
-    assert _decide().why == "bert_pretraining has no results."

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.experiments import block, load, optimizer, write
 from workflow.bench.plan.runs import TunedOptimizer
 from workflow.bench.plan.targets import Target
-from workflow.bench.plan.tuning import Ranking, is_near_an_end, points, trial_values
+from workflow.bench.plan.tuning import Ranking, end_of, points, trial_values
 
 SEEDS = st.integers(0, 2**32 - 1)
 LOSS = {"split": "validation", "metric": "loss"}
@@ -87,20 +87,27 @@ def test_trials_take_their_values_from_the_ranges():
 
 
 @pytest.mark.parametrize(
-    ("interval", "value", "near"),
+    ("interval", "value", "end"),
     [
-        ({"log": [0.01, 100.0]}, 0.024, True),
-        ({"log": [0.01, 100.0]}, 0.026, False),
-        ({"log": [0.01, 100.0]}, 41.0, True),
-        ({"linear": [0.0, 1.0]}, 0.89, False),
-        ({"linear": [0.0, 1.0]}, 0.91, True),
-        ({"choices": [1, None]}, 1, False),
+        ({"log": [0.01, 100.0]}, 0.024, "low"),
+        ({"log": [0.01, 100.0]}, 0.026, ""),
+        ({"log": [0.01, 100.0]}, 41.0, "high"),
+        ({"linear": [0.0, 1.0]}, 0.89, ""),
+        ({"linear": [0.0, 1.0]}, 0.91, "high"),
+        ({"choices": [0.8, 0.9, 0.95]}, 0.8, "low"),
+        ({"choices": [0.8, 0.9, 0.95]}, 0.9, ""),
+        ({"choices": [None, 0.001, 0.01]}, 0.01, "high"),
+        # Nothing lies beyond no clip or no momentum, and names have no order.
+        ({"choices": [None, 0.001, 0.01]}, None, ""),
+        ({"choices": [0.0, 0.5, 0.9]}, 0.0, ""),
+        ({"choices": ["KID", "KIS"]}, "KIS", ""),
+        ({"choices": [True, False]}, True, ""),
+        ({"choices": [None, 0.9]}, 0.9, ""),
     ],
 )
-def test_a_value_is_near_an_end_if_ten_even_trials_would_have_none_beyond_it(
-    interval: dict[str, list[Any]], value: float, near: bool
-):
-    assert is_near_an_end(interval, value, 10) is near
+def test_a_value_lies_at_an_end_of_its_space(interval: dict[str, list[Any]], value: Any, end: str):
+    """Truth: a tenth of a range's length, on its own scale; the outer numbers of a list."""
+    assert end_of(interval, value) == end
 
 
 def test_a_ranking_prefers_fewer_steps_to_the_target_then_better_last_values():
@@ -188,5 +195,4 @@ def test_a_grid_is_tried_in_turn_with_the_steps_of_trials(folder: Path):
     (study,) = tuned_optimizers(folder)["sgd"].studies
     assert [trial.values["lr"] for trial in study] == [0.1, 0.3, 0.2]
     assert [trial.run.spec["steps"] for trial in study] == [15] * 3
-    assert is_near_an_end(grid["lr"], 0.3, 4)
-    assert not is_near_an_end(grid["lr"], 0.2, 4)
+    assert (end_of(grid["lr"], 0.3), end_of(grid["lr"], 0.2)) == ("high", "")

@@ -42,7 +42,8 @@ def test_measure_yields_every_part_at_every_width(tmp_path):
     assert all(row.ms > 0 and row.calls >= 1 for row in rows)
 
 
-def test_a_long_call_is_timed_once(monkeypatch, tmp_path):
+def test_a_long_call_is_timed_three_times(monkeypatch, tmp_path):
+    """So that its times have an interval, and a decomposition of 9 seconds is not timed in every repeat."""
     monkeypatch.setattr(cost_scaling, "LONG_MS", 0.0)
     called = []
     number, first = cost_scaling.number_of_calls(lambda: called.append(1), CPU)
@@ -50,7 +51,17 @@ def test_a_long_call_is_timed_once(monkeypatch, tmp_path):
     assert first > 0
     assert len(called) == 1
     plan = experiments.load(experiments.make_folder(tmp_path / "config"))
-    assert len(list(cost_scaling.measure(plan, ["mkor"], dimensions=(4,), repeats=3))) == 3
+    rows = list(cost_scaling.measure(plan, ["mkor"], dimensions=(4,), repeats=5))
+    assert [row.repeat for row in rows] == [0, 1, 2] * 3
+
+
+def test_hylo_preconditions_with_rows_and_updates_a_whole_layer():
+    """Truth: a gradient that it would leave as it is without rows, but for the division by the damping."""
+    method = method_of("hylo")
+    assert not torch.allclose(
+        preconditioning(method, 8, CPU)() * method.damping,
+        torch.randn(8, 8, generator=torch.Generator().manual_seed(0)),
+    )
 
 
 def test_short_calls_are_timed_together():

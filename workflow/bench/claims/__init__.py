@@ -117,11 +117,6 @@ RULES: Final[Mapping[str, Rule]] = {
 
 DISPUTED: Final[Mapping[str, str]] = {
     "C02": "KFAC's damping was not tuned on BERT and MKOR-H had no trials there",
-    "C06": "the interval ends close to 1, and SGD chose the lowest momentum of its space in most studies",
-    "C07": "KFAC leaves the direction of ResNet's gradients unchanged here, so that SGD at another rate is compared",
-    "C09": "KFAC's factors fade with each update, so that a longer period also remembers more steps",
-    "C10": "only MKOR's share is judged, not that the factors' work dominates the steps of KAISA and HyLo",
-    "C18": "KFAC leaves the direction of ResNet's gradients unchanged here, and the grid cuts off HyLo's range",
 }
 """Why a reviewer could dispute the rule of a claim; the verdicts carry a mark until the rules are settled."""
 MARK: Final = "†"

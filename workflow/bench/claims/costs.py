@@ -80,55 +80,60 @@ def decide_period_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
 
 NARROWEST: Final = 512
 """The least width of a layer for which the claim is tested: in narrower ones calls cost more than their work."""
-PERIODS: Final[Mapping[str, int]] = {"mkor": 10, "kaisa": 50}
+PERIODS: Final[Mapping[str, int]] = {"mkor": 10, "kaisa": 50, "hylo": 50}
 """Steps between two updates of the factors in the paper's comparisons."""
+FACTORS: Final[Mapping[str, int]] = {"mkor": 2, "kaisa": 2, "hylo": 1}
+"""Updates of the probe in that of a layer: one of each side, but HyLo's is of both."""
 
 
-def _factor_shares(times: pd.DataFrame, optimizer: str) -> dict[int, float]:
-    """Return the share of factor work in the work on one layer by repeat; what was timed once counts in every repeat.
+def _factor_shares(times: pd.DataFrame, optimizer: str, period: int) -> list[float]:
+    """Return the share of its factors' update in the work on one layer, by repeat.
 
     times: rows of ``cost_scaling.csv`` at one width.
     """
     parts = times[times["optimizer"] == optimizer].pivot_table(index="repeat", columns="part", values="ms")
-    table = parts.reindex(columns=["factor", "precondition"]).ffill().bfill().dropna()
-    # A factor is updated once in a period, a gradient is preconditioned in every step.
-    factor = table["factor"] / PERIODS[optimizer]
-    return {int(str(repeat)): float(value) for repeat, value in (factor / (factor + table["precondition"])).items()}
+    table = parts.reindex(columns=["factor", "precondition"]).dropna()
+    # Factors are updated once in a period, a gradient is preconditioned in every step.
+    factor = FACTORS[optimizer] * table["factor"] / period
+    return [float(share) for share in factor / (factor + table["precondition"])]
 
 
 def decide_factor_share(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """Decide C10: a factor's update as a share of the work on a layer, MKOR's over KAISA's, from ``cost_scaling.csv``.
+    """Decide C10: the share of the factors' update in the work on a layer, from ``cost_scaling.csv``.
 
-    The work is the update of one factor, divided by the paper's period, and the preconditioning of a gradient. The
-    claim needs every width from `NARROWEST` on.
+    The work is the update of the factors of both sides, divided by the paper's period, and the preconditioning of a
+    gradient. The claim needs every width from `NARROWEST` on, and all conditions: a small share of MKOR, and shares of
+    KAISA and HyLo that dominate.
     """
     parts: list[Part] = []
-    means: list[str] = []
-    for width, rows in times[times["dimension"] >= NARROWEST].groupby("dimension"):
-        mkor, kaisa = (_factor_shares(rows, name) for name in PERIODS)
-        # KAISA's inversions are slow, so that wide ones are timed once: that one is paired with every repeat of MKOR's.
-        paired = dict.fromkeys(mkor, next(iter(kaisa.values()))) if len(kaisa) == 1 else kaisa
-        if (ratio := paired_ratio(mkor, paired)) is not None:
-            parts.append(Part.judged(f"d = {width:g}", ratio, conditions[0]))
-            alone = f"mkor {number(fmean(mkor.values()))}, kaisa {number(fmean(kaisa.values()))}"
-            means.append(f"d = {width:g}: {alone}")
-    if not parts:
-        return not_tested(
-            f"The probe cost_scaling has no width of at least {NARROWEST} with times of both KAISA and MKOR."
+    often: list[str] = []
+    for condition in conditions:
+        name = condition.subject.lower()
+        tested = times[(times["dimension"] >= NARROWEST) & (times["optimizer"] == name)]
+        shares = {width: _factor_shares(rows, name, PERIODS[name]) for width, rows in tested.groupby("dimension")}
+        found = [
+            Part.judged(f"{condition.subject}, d = {width:g}", estimate(values), condition)
+            for width, values in shares.items()
+            if values
+        ]
+        if not found:
+            return not_tested(f"The probe cost_scaling has no times of {condition.subject} from width {NARROWEST} on.")
+        parts += found
+        every_step = (
+            fmean(_factor_shares(rows, name, 1)) for width, rows in tested.groupby("dimension") if shares[width]
         )
+        often.append(f"{condition.subject} {', '.join(map(number, every_step))}")
     periods = ", ".join(f"{name} {period}" for name, period in PERIODS.items())
+    widths = integer_ranges(times.loc[times["dimension"] >= NARROWEST, "dimension"])
     return Decision(
         tuple(parts),
-        f"Share of a factor's update in the work on a layer, MKOR's over KAISA's, at the paper's periods ({periods}): "
+        f"Share of the factors' update in the work on a layer, at the paper's periods ({periods}): "
         f"{part_verdicts(parts)}.",
-        f"{capital(statistics_used(parts))}. Shares: {'; '.join(means)}. Narrower layers are not tested: there the "
-        "calls cost more than their work.",
+        f"{capital(statistics_used(parts))} over repeats. In a step that updates the factors, d = {widths}: "
+        f"{'; '.join(often)}. Narrower layers are not tested: there the calls cost more than their work.",
         seeds=f"{times['repeat'].nunique()} repeats",
         data=from_rows(
-            "probes/cost_scaling.csv",
-            optimizer="mkor, kaisa",
-            part="factor, precondition",
-            dimension=integer_ranges(times.loc[times["dimension"] >= NARROWEST, "dimension"]),
+            "probes/cost_scaling.csv", optimizer=", ".join(PERIODS), part="factor, precondition", dimension=widths
         ),
     )
 
@@ -136,42 +141,50 @@ def decide_factor_share(times: pd.DataFrame, conditions: Sequence[Condition]) ->
 def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
     """Decide C11: the slope of a factor update's time over the width d, from ``cost_scaling.csv``.
 
-    The claim needs two conditions: on MKOR's slope and on KAISA's. Each repeat gives one slope (`fits.width_laws`);
-    figure 14 and table 1 show their mean. The slope of the memory floor, which is above 2 because small matrices fit
-    into the caches, stands in the details.
+    The claim needs two conditions: on MKOR's slope and on KAISA's. Each repeat gives one slope (`fits.width_laws`) over
+    the wider half of the widths: in narrow layers a call costs more than its work, which would flatten the slope. The
+    slope of the memory floor over the same widths, above 2 where small matrices fit into the caches, and the slopes
+    from one width to the next stand in the details.
     """
+    widths = sorted(times["dimension"].unique())
+    wide = times[times["dimension"].isin(widths[len(widths) // 2 :])]
     of_parts = {
-        name: times[(times["optimizer"] == name) & (times["part"] == part)]
+        name: wide[(wide["optimizer"] == name) & (wide["part"] == part)]
         for name, part in (("mkor", "factor"), ("copy", "floor"), ("kaisa", "factor"))
     }
     # One slope for each repeat: their scatter is the noise that a single fit over all repeats would hide.
     laws = {name: fits.width_laws(rows) for name, rows in of_parts.items()}
     slopes = {name: estimate([law.exponent for law in repeats.values()]) for name, repeats in laws.items() if repeats}
     if not {"mkor", "kaisa"} <= slopes.keys():
-        return not_tested("The probe cost_scaling lacks two widths of MKOR or KAISA.")
+        return not_tested("The probe cost_scaling lacks two widths of MKOR or KAISA in the wider half.")
     parts = [
         Part.judged(name.upper(), slopes[name], condition)
         for name, condition in zip(("mkor", "kaisa"), conditions, strict=True)
     ]
-    # From one width to the next: how well one power law fits all of them.
-    of_mkor = of_parts["mkor"]
-    pairs = pairwise(sorted(of_mkor["dimension"].unique()))
-    local = (fits.width_law(of_mkor[of_mkor["dimension"].isin(pair)]) for pair in pairs)
+    # From one width to the next, over all widths: how well one power law fits, and where it does not.
+    of_mkor = times[(times["optimizer"] == "mkor") & (times["part"] == "factor")]
+    local = (fits.width_law(of_mkor[of_mkor["dimension"].isin(pair)]) for pair in pairwise(widths))
     repeats = of_parts["kaisa"].groupby("dimension")["repeat"].nunique()
     once = ", ".join(f"{width:g}" for width in repeats.index[repeats == 1])
-    floor = slopes.get("copy")
-    widths = times["dimension"]
+    floor, shown = slopes.get("copy"), wide["dimension"]
     return Decision(
         tuple(parts),
-        f"Slope of log time over log d, d = {widths.min():g} to {widths.max():g}: {part_verdicts(parts)}.",
+        f"Slope of log time over log d, d = {shown.min():g} to {shown.max():g}, the wider half of the widths: "
+        f"{part_verdicts(parts)}.",
         sentences(
             f"{capital(statistics_used(parts))} over repeats.",
             f"The slope of the floor, a copy of the matrix, is {number(floor.value)}." if floor else "",
-            f"From one width to the next MKOR's is {', '.join(number(law.exponent, 2) for law in local if law)}.",
+            f"From one width to the next, from d = {widths[0]:g} on, MKOR's is "
+            f"{', '.join(number(law.exponent, 2) for law in local if law)}.",
             f"KAISA was timed once at d = {once}: its interval lacks the noise there." if once else "",
         ),
         seeds=f"{slopes['mkor'].n} repeats",
-        data=from_rows("probes/cost_scaling.csv", optimizer="mkor, copy, kaisa", part="factor, floor"),
+        data=from_rows(
+            "probes/cost_scaling.csv",
+            optimizer="mkor, copy, kaisa",
+            part="factor, floor",
+            dimension=integer_ranges(shown),
+        ),
     )
 
 

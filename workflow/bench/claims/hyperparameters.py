@@ -121,10 +121,10 @@ def _stated(parts: Sequence[Part]) -> str:
 def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Decision:
     """Decide C18: MKOR's best accuracy, the mean over learning rates, minus each rival's, paired by seed.
 
-    MKOR is the least sensitive if it is ahead of every rival; a rival that is inert is not tested (`Trained.inert`). The paper counts rates that converge, without defining
-    convergence. Counts are small whole numbers with many ties, which a t interval does not suit, and fewer than six
-    seeds give their median no interval; so they are details. `analysis.lr_outcomes` defines what counts as converged; a
-    seed counts if its runs at every rate have ended.
+    MKOR is the least sensitive if it is ahead of every rival; an inert one is not tested (`Trained.inert`). The paper
+    counts rates that converge, without defining convergence. Counts are small whole numbers with many ties, which a t
+    interval does not suit, and fewer than six seeds give their median no interval; so they are details.
+    `analysis.lr_outcomes` defines what counts as converged; a seed counts if its runs at every rate have ended.
 
     Args:
         trained: the results of ``resnet_cifar10_lr``.

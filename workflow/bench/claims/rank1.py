@@ -1,7 +1,9 @@
 """Claims about covariances: their distance from rank 1, and the conditioning of KFAC's factors (C14 to C17).
 
-A layer's side, activations or gradients, gives one value, its median over seeds and steps. The claims hold for both
-sides and on all models, so that every workload and side is a part, and each must hold.
+The claims hold for both sides of a layer, activations and gradients, and on all models, so that every workload and side
+is a part, and each must hold. What is claimed of every layer (C14) is judged by the worst one; a typical layer (C15,
+C16) is the median of a net's layers, and the interval is over nets trained with different seeds, since the layers of
+one net are no independent nets.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_difference, paired_ratio
+from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_ratio
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
     Condition,
@@ -29,6 +31,7 @@ from workflow.bench.claims.decision import (
 from workflow.bench.results.sources import from_rows
 
 _LAYER: Final = ["layer", "side"]
+_OVER_NETS: Final = " over nets of different seeds"
 Summary = Callable[[pd.DataFrame], Estimate | None]
 """A function from the rows of one side of a workload to the estimate that decides the claim; None without one."""
 
@@ -42,12 +45,22 @@ def _errors(rows: pd.DataFrame, approximation: str) -> pd.Series:
 
 def _by_layer(values: pd.Series) -> list[float]:
     """Return the medians over seeds and steps of each layer."""
-    # Layers are the sample: seeds and steps repeat a layer, and are no further layers.
     return [float(value) for value in values.dropna().groupby(level=_LAYER).median()]
 
 
-def _decide(rows: pd.DataFrame, condition: Condition, summary: Summary, quantity: str, further: str = "") -> Decision:
-    """Decide by a summary of each side of every workload; ``quantity`` is its name, ``further`` more details."""
+def _by_net(values: pd.Series) -> list[float]:
+    """Return the median over layers of each net, that of one seed; of a layer the median over steps."""
+    of_layer = values.dropna().groupby(level=["seed", *_LAYER]).median()
+    return [float(value) for value in of_layer.groupby(level="seed").median()]
+
+
+def _decide(
+    rows: pd.DataFrame, condition: Condition, summary: Summary, quantity: str, further: str = "", over: str = _OVER_NETS
+) -> Decision:
+    """Decide by a summary of each side of every workload.
+
+    quantity: its name; further: more details; over: what its interval is over.
+    """
     parts: list[Part] = []
     for (workload, side), of_side in rows.groupby(["workload", "side"]):
         if (value := summary(of_side)) is not None:
@@ -59,7 +72,7 @@ def _decide(rows: pd.DataFrame, condition: Condition, summary: Summary, quantity
     return Decision(
         tuple(parts),
         f"{quantity}: {part_verdicts(parts)}.",
-        sentences(f"Over layers ({listed}): {statistics_used(parts)}.", further),
+        sentences(f"Layers: {listed}; {statistics_used(parts)}{over}.", further),
         seeds=f"seeds {integer_ranges(rows['seed'])}",
         data=from_rows("probes/rank1_error.csv", workload=", ".join(str(workload) for workload in layers.index)),
     )
@@ -84,6 +97,7 @@ def decide_rank1_error(rows: pd.DataFrame, conditions: Sequence[Condition]) -> D
         worst,
         "The largest relative error of any layer's best rank-1 approximation",
         f"Medians over layers: {medians}.",
+        over=" layers",
     )
 
 
@@ -97,7 +111,7 @@ def decide_mean_vector(rows: pd.DataFrame, conditions: Sequence[Condition]) -> D
     def share(of_side: pd.DataFrame) -> Estimate | None:
         # MKOR rescales the preconditioned gradient, so that of the mean's outer product the direction alone counts.
         captured = {name: 1 - _errors(of_side, name) ** 2 for name in ("scaled_mean", "best")}
-        values = _by_layer(captured["scaled_mean"] / captured["best"].where(captured["best"] > 0))
+        values = _by_net(captured["scaled_mean"] / captured["best"].where(captured["best"] > 0))
         return estimate(values) if values else None
 
     return _decide(
@@ -105,21 +119,21 @@ def decide_mean_vector(rows: pd.DataFrame, conditions: Sequence[Condition]) -> D
         conditions[0],
         share,
         "Share of the best rank-1 approximation's energy that the mean vector's captures, median over layers",
-        "The paper implies this claim and does not state it.",
+        "The paper implies this claim, and does not state it.",
     )
 
 
 def _late_minus_early(rows: pd.DataFrame) -> Estimate | None:
-    """Return the change of the best rank-1 error from the first step to the last, paired by layer and side."""
-    errors = _errors(rows, "best").groupby(level=["step", *_LAYER]).mean().unstack("step")
+    """Return the change of the best rank-1 error from the first step to the last: the median over a net's layers."""
+    errors = _errors(rows, "best").unstack("step")
     if errors.shape[1] < 2:
         return None
-    early, late = (dict(enumerate(errors[step].astype(float))) for step in (errors.columns.min(), errors.columns.max()))
-    return paired_difference(late, early)
+    changes = _by_net(errors[errors.columns.max()] - errors[errors.columns.min()])
+    return estimate(changes) if changes else None
 
 
 def decide_decay(rows: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """Decide C16: the best rank-1 error at the last step minus that at the first, mean over seeds, paired by layer.
+    """Decide C16: the best rank-1 error at the last step minus that at the first, the median over a net's layers.
 
     The paper shows ResNet alone; other workloads stand in the details.
     """

@@ -67,8 +67,8 @@ def _switch(trained: Trained) -> _Switch | str:
     share = float((switched["switch_step"] / switched["steps"]).astype(float).median())
     sentence = (
         f"In {trained.name} MKOR-H switched in {len(switched)} of {len(ended)} runs, at step "
-        f"{integer_ranges(switched['switch_step'])} of {budget}, {100 * share:.0f} % of the run in the median; these are "
-        "compared."
+        f"{integer_ranges(switched['switch_step'])} of {budget}, {100 * share:.0f} % of the run in the median; these "
+        "are compared."
     )
     return _Switch(switched, str(partners[0]), share, sentence)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from workflow.bench.plan.targets import Target
 
@@ -16,6 +16,8 @@ or the ``grid`` of the only name."""
 
 _DIGITS: Final = 3
 """Significant digits of a trial's value: more would suggest a precision that a few trials do not have."""
+NEAR: Final = 0.1
+"""The share of a range's length within which a value lies at its end."""
 
 
 def trial_values(space: Space, trials: int, seed: int) -> list[dict[str, Any]]:
@@ -55,15 +57,22 @@ def points(dimensions: int, seed: int) -> Iterator[tuple[float, ...]]:
         point = [(share + step) % 1 for share, step in zip(point, alpha, strict=True)]
 
 
-def is_near_an_end(interval: Mapping[str, Sequence[Any]], value: Any, trials: int) -> bool:
-    """Return whether a value of a range lies as near to one of its ends as the outermost of evenly spaced trials."""
+def end_of(interval: Mapping[str, Sequence[Any]], value: Any) -> Literal["low", "high", ""]:
+    """Return the end of its space at which a chosen value lies; empty if it lies inside.
+
+    Within a tenth of a range's length, on its scale, or the first or last number of ``choices`` or a ``grid``. A 0, of
+    which there is no less, is no end, nor is a choice that is no number.
+    """
     ((kind, values),) = interval.items()
-    if kind == "choices":
-        return False
-    if kind == "grid":
-        return value in (min(values), max(values)) and len(values) > 1
+    if value is None or isinstance(value, bool | str) or value == 0:
+        return ""
+    if kind in ("choices", "grid"):
+        numbers = [number for number in values if isinstance(number, int | float) and not isinstance(number, bool)]
+        ends = {max(numbers): "high", min(numbers): "low"} if len(set(numbers)) > 1 else {}
+        return ends.get(value, "")
     low, high, here = (math.log(number) if kind == "log" else number for number in (*values, value))
-    return min(here - low, high - here) < (high - low) / trials
+    share = (here - low) / (high - low)
+    return "low" if share < NEAR else "high" if share > 1 - NEAR else ""
 
 
 def _value_at(interval: Mapping[str, Sequence[Any]], share: float) -> Any:

@@ -14,7 +14,7 @@ optimizer, part, width and repeat. It needs the machine to itself. Columns:
 
 `analysis.fits.power_law` fits the slopes downstream. The cost of capturing n rows is left out: O(n d) for mean
 vectors, O(n d^2) for moments. At each width all calls take turns in every repeat. A call that takes longer than
-`LONG_MS` is timed once.
+`LONG_MS` is timed `LONG_REPEATS` times in a row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 import torch
 
 from mkor_core import Method
-from mkor_core.capture.statistics import LayerShape
+from mkor_core.capture.statistics import Captured, LayerShape
 from mkor_core.method import HostAssisted
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _timing
@@ -37,11 +37,12 @@ from workflow.bench.probes._state_bytes import captured
 
 CORES: Final = "all"
 TIMING: Final = True
-OPTIMIZERS: Final = ("mkor", "mkor_windowed", "kaisa", "eva")
+OPTIMIZERS: Final = ("mkor", "mkor_windowed", "kaisa", "eva", "hylo")
 DIMENSIONS: Final = (256, 512, 1024, 2048, 4096)
 REPEATS: Final = 5
 LEAST_MS: Final = 5.0
 LONG_MS: Final = 500.0
+LONG_REPEATS: Final = 3
 
 
 class Row(NamedTuple):
@@ -60,14 +61,19 @@ class Row(NamedTuple):
 Call = Callable[[], object]
 
 
-def factor_update(method: Method, d: int, device: torch.device) -> Call:
-    """Return a function that updates the right factor ``[d, d]`` of a layer with one output."""
-    state = method.initial_state(LayerShape(1, d), torch.float32, device)
-    # Enough rows for a moment of full rank; other statistics cost the same for any number of rows.
-    number = 2 * d if method.statistic.kind == "moment" else 64
-    x = torch.randn(number, d, generator=torch.Generator().manual_seed(0)).to(device)
-    statistic = captured(method, x, torch.ones(number, 1, device=device))
+def _statistic(method: Method, shape: LayerShape, device: torch.device) -> Captured:
+    """Return what a method captures of a layer's rows."""
+    # Enough rows for a moment of full rank, and as many for HyLo; means cost the same for any number of rows.
+    number = 64 if method.statistic.kind == "mean" else 2 * shape.d_in
+    generator = torch.Generator().manual_seed(0)
+    x, g = (torch.randn(number, d, generator=generator).to(device) for d in (shape.d_in, shape.d_out))
+    return captured(method, x, g)
 
+
+def factor_update(method: Method, d: int, device: torch.device) -> Call:
+    """Return a function that updates the right factor ``[d, d]`` of a layer with one output; HyLo's of all of it."""
+    shape = LayerShape(d if method.statistic.kind == "rows" else 1, d)
+    state, statistic = method.initial_state(shape, torch.float32, device), _statistic(method, shape, device)
     steps = (step for step in count() if method.accumulates(step) or method.refreshes(step))
 
     def update() -> None:
@@ -82,7 +88,11 @@ def factor_update(method: Method, d: int, device: torch.device) -> Call:
 
 def preconditioning(method: Method, d: int, device: torch.device) -> Call:
     """Return a function that preconditions a gradient ``[d, d]``."""
-    state = method.initial_state(LayerShape(d, d), torch.float32, device)
+    shape = LayerShape(d, d)
+    state = method.initial_state(shape, torch.float32, device)
+    if method.statistic.kind == "rows":  # without rows HyLo leaves the gradient as it is, which takes no time
+        method.accumulate(state, _statistic(method, shape, device), 0)
+        method.refresh(state, 0)
     grad = torch.randn(d, d, generator=torch.Generator().manual_seed(0)).to(device)
     return partial(method.precondition, state, grad)
 
@@ -99,7 +109,7 @@ def calls(labels: Sequence[str], d: int, device: torch.device) -> Iterator[tuple
 def number_of_calls(call: Call, device: torch.device) -> tuple[int, float]:
     """Return how many calls to time together, and the milliseconds of the first one; 0 if that one was long.
 
-    A decomposition of 4,096 columns takes 9 seconds: it is not called again.
+    A decomposition of 4,096 columns takes 9 seconds.
     """
     first = _timing.milliseconds(call, device)
     if first > LONG_MS:
@@ -120,7 +130,9 @@ def measure(
         for label, part, call in calls(labels, d, device):
             number, first = number_of_calls(call, device)
             if number == 0:
-                yield Row(label, part, d, 0, 1, first, *where)
+                later = (_timing.milliseconds(call, device) for _ in range(LONG_REPEATS - 1))
+                for repeat, ms in enumerate((first, *later)):
+                    yield Row(label, part, d, repeat, 1, ms, *where)
             else:
                 numbers[label, part] = number
                 turns[label, part] = partial(_timing.milliseconds, call, device, number)

@@ -11,7 +11,7 @@ from typing import Any
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Experiment, Trial, TunedOptimizer
 from workflow.bench.plan.tuned_values import is_of, read_records
-from workflow.bench.plan.tuning import Ranking, is_near_an_end
+from workflow.bench.plan.tuning import Ranking, end_of
 from workflow.bench.results.columns import ENDED, TRIAL_COLUMNS
 from workflow.bench.results.rows import read_csv, write_csv
 from workflow.bench.support.config import dump
@@ -113,7 +113,7 @@ def _record(optimizer: TunedOptimizer, bests: Sequence[Score]) -> dict[str, Any]
 
 def _remarks(optimizer: TunedOptimizer, bests: Sequence[Score | None]) -> Iterator[str]:
     """Yield what a user should know about an optimizer's result."""
-    for number, (best, trials) in enumerate(zip(bests, optimizer.studies, strict=True)):
+    for number, best in enumerate(bests):
         study = f"study {number}: " if len(bests) > 1 else ""
         if best is None:
             yield f"{study}no trial finished; change its space"
@@ -122,7 +122,7 @@ def _remarks(optimizer: TunedOptimizer, bests: Sequence[Score | None]) -> Iterat
         steps = "" if best.steps is None else f", {best.steps:.4g} steps to the target"
         yield f"{study}{values}, {optimizer.ranking.metric} {best.value:.5g}{steps}"
         for name, value in best.trial.values.items():
-            if is_near_an_end(optimizer.space[name], value, len(trials)):
+            if end_of(optimizer.space[name], value):
                 yield f"{study}{name} = {value} is near an end of its space; widen it"
     if optimizer.given:
         names = ", ".join(optimizer.given)
