@@ -107,7 +107,7 @@ MISTAKES = [
     (
         "{inverse_update_period: [1, 10]}",
         "[{inverse_update_period: 1}, {inverse_update_period: 10, lr: 1}]",
-        '.optimizers[1].sweep[1] = {"inverse_update_period": 10, "lr": 1}: must give inverse_update_period, as the first',
+        '.optimizers[1].sweep[1] = {"inverse_update_period": 10, "lr": 1}: must give inverse_update_period, as',
     ),
     ("{inverse_update_period: [1, 10]}", "[{lr: 1}]", ".optimizers[1].sweep = [{"),
     ("{inverse_update_period: [1, 10]}", "[{base: sgd}]", ".optimizers[1].sweep = [{"),
