@@ -207,7 +207,8 @@ def paired_ratio(
     both values are infinite, or if both are 0 because the target was met before the first step. Two to five pairs give
     a geometric mean, so that the estimates of a ratio and of its inverse agree.
 
-    studies: the tuning study of each seed; the geometric means of several studies then are the values (`study_means`).
+    studies: the tuning study of each seed. The interval then is that of several studies' geometric means
+    (`study_means`); a median stays that of the seeds, since a mean is lost with one infinite value.
     """
     a, b = shared_seeds(numerator, denominator)
     kept = (np.isfinite(a) | np.isfinite(b)) & ((a > 0) | (b > 0))
@@ -215,7 +216,7 @@ def paired_ratio(
         return None
     # Against a target met before the first step everybody is infinitely slow: a value, not an error.
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = a[kept] / b[kept]
+        ratios = of_seeds = a[kept] / b[kept]
         seeds = np.array(sorted(numerator.keys() & denominator.keys()))[kept]
         units, number = study_means(np.log(ratios), seeds.tolist(), studies or {})
     if number > 1:
@@ -224,11 +225,16 @@ def paired_ratio(
         if not len(ratios):
             return None
     if len(ratios) >= median_minimum() or len(ratios) == 1:
-        return replace(estimate(ratios), is_ratio=True)
+        return replace(with_median_of(estimate(ratios), of_seeds), is_ratio=True)
     if not (np.isfinite(ratios) & (ratios > 0)).all():
         # A ratio of 0 is censored like an infinite one, so there is no interval.
-        return Estimate(float(np.median(ratios)), math.nan, math.nan, len(ratios), "median", "none", is_ratio=True)
+        return Estimate(float(np.median(of_seeds)), math.nan, math.nan, len(ratios), "median", "none", is_ratio=True)
     return mean_ratio(np.log(ratios))
+
+
+def with_median_of(found: Estimate, values: NDArray[np.float64]) -> Estimate:
+    """Return an estimate over studies with the median of all seeds' ``values [n]``, if it is a median."""
+    return replace(found, value=float(np.median(values))) if found.statistic == "median" else found
 
 
 def mean_ratio(logarithms: Sequence[float] | NDArray[np.float64]) -> Estimate:

@@ -274,7 +274,7 @@ def time_ratio(
     The interval holds the variance over seeds and that of the step times. Censored runs count as in `paired_ratio`;
     the bounds of its interval are then widened by the interval of the ratio of the step times.
 
-    studies: the tuning study of each seed; means of several studies then are the values.
+    studies: the tuning study of each seed; intervals then are those of the means of several studies.
     """
     pairs = {seed: (above.steps[seed], below.steps[seed]) for seed in above.steps.keys() & below.steps.keys()}
     # Whether the target was met before the first step by both, or by neither at all, says nothing of their times.
@@ -286,7 +286,7 @@ def time_ratio(
         logs = np.log(above.seconds(seeds, ms)) - np.log(below.seconds(seeds, ms))
         return crossed_ratio(study_means(logs, seeds, studies or {})[0])
     means = [dict(zip(seeds, one.seconds(seeds, ms).mean(axis=1), strict=True)) for one in (above, below)]
-    ratio = paired_ratio(*means, studies)
+    ratio = paired_ratio(means[0], means[1], studies)
     if ratio is None or not ratio.has_interval:
         return ratio
     # An infinite ratio has no logarithm to add variances of: its finite bound moves by the interval of the times.

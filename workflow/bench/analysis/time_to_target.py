@@ -16,6 +16,7 @@ from workflow.bench.analysis.estimates import (
     paired_ratio,
     shared_seeds,
     study_means,
+    with_median_of,
 )
 from workflow.bench.analysis.step_times import period_of
 from workflow.bench.analysis.wording import number
@@ -179,13 +180,14 @@ class Reaching:
 def reaching(took: Mapping[int, float], studies: Mapping[int, float] | None = None) -> Reaching | None:
     """Summarize the times of `to_target`; None if there are none.
 
-    studies: the tuning study of each seed (`studies_of`); the means of several studies then are the values.
+    studies: the tuning study of each seed (`studies_of`); intervals then are those of the means of several studies.
     """
     # No run has ended: that is no censored time, and must not look like one.
     if not took:
         return None
-    units, _ = study_means(np.array([*took.values()], float), [*took], studies or {})
-    return Reaching(estimate(units), sum(map(math.isfinite, took.values())), len(took))
+    times = np.array([*took.values()], float)
+    units, _ = study_means(times, [*took], studies or {})
+    return Reaching(with_median_of(estimate(units), times), sum(map(math.isfinite, took.values())), len(took))
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     table["inverse update period"] = table["inverse update period"].astype("Int64")
     notes = [
         "A run that ended without reaching its target counts as infinitely long: it is part of the median, which is "
-        "'not reached' if most runs, or runs of most tuning studies, never reach the target. Below six of them the "
+        "'not reached' if most runs never reach the target. Below six runs or tuning studies the "
         "cell is a mean with a t interval, or a median without an interval if a run never reached the target",
         "A factor above 1, paired by seed, favors the optimizer. It is ∞ if the other side diverged, or took longer "
         "without reaching the target; seeds on which neither side reaches it are undecided and left out. Too short to "
@@ -217,7 +217,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         "which is the ratio of iterations; here: the multiple that step_time measured, at which it wins, loses, or "
         "neither can be told",
         "A label that was tuned in several studies has the rates of all of them, and its seeds take them in turn. All "
-        "intervals then are those of the means of the studies; a study of which a run misses the target has no mean",
+        "intervals then are those of the means of the studies; the mean of a study of which a run misses the target is "
+        "infinite",
         "Seconds are iterations times the time of a step, which the probe step_time measures in turns on an idle "
         "machine; the interval of a ratio holds the variance over seeds and that of the step times",
     ]
