@@ -1,4 +1,4 @@
-"""Fill docs/field.md with what `make field` found: a text for each label, and the runs that missed their targets.
+"""Fill docs/field.md with what `make field` found: a text for each label, missed targets, and what tuning leaves open.
 
 ``python -m benchmarks.field_page results/<hardware>/field`` reads field_results.csv and field_costs.csv in the folder's
 tables. The page has a place for each label, between ``<!-- label -->`` and ``<!-- end of label -->``.
@@ -30,6 +30,8 @@ NAMES: Final = {
 }
 SHOWN: Final = "field_language_model"
 """The experiment whose costs are shown; of a label that it lacks, those of its first one."""
+TWICE: Final = ("kaisa", "kaisa_again")
+"""Two labels of one method."""
 COSTS: Final = {
     "state / parameters": "{} times the parameters in state",
     "work (Mflop)": "{} Mflop",
@@ -52,6 +54,22 @@ def text(results: pd.DataFrame, costs: pd.DataFrame, label: str) -> str:
             parts.append(f"{quantity.capitalize()} over its base's: {', '.join(cells)}.")
     parts += [*_cost(_records(costs[costs["optimizer"] == label])), *_earned(own, label)]
     return " ".join(parts)
+
+
+def luck(results: pd.DataFrame) -> Iterator[str]:
+    """Yield the lines of a Markdown table of `TWICE`: one method that was tuned twice, at different points."""
+    rows = [results[results["optimizer"] == label].set_index("experiment") for label in TWICE]
+    shared = [name for name in rows[0].index if name in rows[1].index]
+    if not shared:
+        yield "Not run yet."
+        return
+    yield "| steps over the base's | " + " | ".join(f"`{label}`" for label in TWICE) + " | intervals |"
+    yield "|---|---|---|---|"
+    for name in shared:
+        one, other = (of_label.loc[name].to_dict() for of_label in rows)
+        lows, highs = ([row[f"steps / base, {end}"] for row in (one, other)] for end in ("low", "high"))
+        verdict = "overlap" if max(lows) <= min(highs) else "are apart"
+        yield f"| {NAMES[name]} | {_shown(one, 'steps')} | {_shown(other, 'steps')} | {verdict} |"
 
 
 def missed(results: pd.DataFrame) -> Iterator[str]:
@@ -116,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results, costs = (pd.read_csv(file) for file in tables.values())
         for label in dict.fromkeys(results["optimizer"]):
             fill(options.page, str(label), [text(results, costs, str(label))])
+        fill(options.page, "luck", luck(results))
         fill(options.page, "missed", missed(results))
 
     return run_command(parser, work, arguments)

@@ -46,10 +46,10 @@ DEAR: Final = ("kaisa", "muon", "shampoo", "singd", "soap")
 ON_REQUEST: Final = (
     *("adafisher", "b_kfac", "cgfac", "distributed_shampoo", "dp_kfac", "foof", "kl_shampoo", "kld_wrm", "mac"),
     *("mkor_muon", "nadamw", "newton_muon", "normuon", "psgd_kron", "rs_kfac", "schedule_free_adamw", "sketchy"),
-    "thermo_kfac",
+    *("smac", "soap_muon", "thermo_kfac"),
 )
 """Files of methods that are left out unless they are named: all together would leave no time for the true widths. The
-field tier times and counts their steps, once it has runs of foof and mac."""
+field tier times and counts their steps."""
 
 
 class BenchmarkMethod(NamedTuple):

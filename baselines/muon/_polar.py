@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 Polar = Literal["ns5", "exact"]
+Length = Literal["jordan", "match_rms"]
+"""``jordan``: times ``sqrt(max(1, m / n))``; ``match_rms``: entries get the root mean square 0.2."""
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
@@ -38,3 +40,14 @@ def newton_schulz(matrix: Tensor, steps: int = STEPS) -> Tensor:
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if is_tall else x
+
+
+def scaled(factor: Tensor, length: Length) -> Tensor:
+    """Return an orthogonalized matrix ``[m, n]`` at the length of a step; see `Length`."""
+    rows, columns = factor.shape
+    if length == "jordan":
+        result: Tensor = factor * max(1.0, rows / columns) ** 0.5
+    else:
+        norm = factor.norm()
+        result = factor * (0.2 * (rows * columns) ** 0.5 / torch.where(norm > 0, norm, 1))
+    return result

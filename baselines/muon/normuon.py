@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from baselines.muon._polar import polar_factor
+from baselines.muon._polar import polar_factor, scaled
 from baselines.parts.layered import LayeredModel
 from baselines.parts.matrices import MatrixOptimizer, State, layer_groups
 from mkor_core.ranges import DECAY, NOT_NEGATIVE, POSITIVE
@@ -65,10 +65,4 @@ class NorMuon(MatrixOptimizer):
             factor = factor / (state["rows"].sqrt() + ROW_EPS)
             norm = factor.norm()
             factor = factor * (whole / torch.where(norm > 0, norm, 1))
-        rows, columns = grad.shape
-        if group["length"] == "jordan":
-            factor *= max(1.0, rows / columns) ** 0.5
-        else:
-            norm = factor.norm()
-            factor *= 0.2 * (rows * columns) ** 0.5 / torch.where(norm > 0, norm, 1)
-        return factor
+        return scaled(factor, group["length"])

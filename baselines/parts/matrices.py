@@ -127,6 +127,17 @@ def grafted(update: Tensor, other: Tensor) -> Tensor:
     return result
 
 
+def eigenbasis(factor: Tensor) -> Tensor:
+    """Return the eigenvectors of a symmetric matrix ``[d, d]``, which may be singular, as columns, the leading first.
+
+    The power iterations that follow need that order: their QR keeps the direction of the first column.
+    """
+    # LAPACK in float32 returns NaN, or fails, for some singular matrices with rows of zeros: those of units that no
+    # example of the first batch has made active.
+    vectors: Tensor = torch.linalg.eigh(factor.double()).eigenvectors
+    return vectors.flip(1).to(factor.dtype)
+
+
 def layer_groups(model: LayeredModel, weight_decay: float, **shared: Any) -> list[dict[str, Any]]:
     """Return groups of the layers' weights, which are matrices and decay, and of all other parameters.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from baselines.parts.layered import LayeredModel
-from baselines.parts.matrices import MatrixOptimizer, State, layer_groups
+from baselines.parts.matrices import MatrixOptimizer, State, eigenbasis, layer_groups
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 
 FIRST_EIGENVALUE = 0.1
@@ -66,8 +66,7 @@ class KLShampoo(MatrixOptimizer):
         state: State = {"mean": torch.zeros_like(grad)}
         for side, rows in (("left", grad), ("right", grad.T)):
             state[side] = new * (rows @ rows.T) / rows.shape[1]
-            # The leading ones first: the power iteration's QR keeps the direction of its first column.
-            state[f"{side}_vectors"] = torch.linalg.eigh(state[side]).eigenvectors.flip(1)
+            state[f"{side}_vectors"] = eigenbasis(state[side])
             state[f"{side}_values"] = first.repeat(len(rows))
         return state
 

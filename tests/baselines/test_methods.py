@@ -167,6 +167,7 @@ MKOR_PAPER = {
 PERIODS = {"factor_decay": 0.95, "factor_update_period": 5, "inverse_update_period": 50}
 DEFAULTS = {
     "mac": {"damping": 1.0, "scale": "released", **PERIODS},
+    "smac": {"damping": 1.0, "rescale": False, **PERIODS},
     "foof": {"damping": 0.01, "rescale": False, "grad_worker_fraction": 1.0, **PERIODS},
     "eva": {"damping": 0.03, "factor_decay": 0.05, **KFAC_CLIP},
     "hylo": {"variant": "KIS", "sample_fraction": 0.1, "damping": 0.1, "update_period": 10, "kl_clip": None},

@@ -1,4 +1,4 @@
-"""Newton-Muon, NorMuon and MKOR-Muon. Truth: dense inverses, the polar factor, the limits in which one is another."""
+"""The Muon family but Muon itself. Truth: dense inverses, the polar factor, the limits in which one is another."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from baselines import build
 from baselines.muon._polar import newton_schulz, polar_factor
 from baselines.muon.mkor_muon import MKORMuon
 from baselines.muon.newton_muon import NewtonMuon
+from baselines.parts.matrices import adam_direction
 from mkor_core import MKOR, Method, Preconditioner
 from mkor_core.capture.statistics import Captured, LayerShape
 from mkor_core.ranks.comm import Triangles
-from tests.support.matrices import random, updates
+from tests.support.matrices import change, random, updates
 from tests.support.reference import backward, joined
 
 # isort: split
@@ -129,6 +130,65 @@ def test_entries_of_an_update_match_adamws():
     for polar in ("ns5", "exact"):
         (update,) = updates("normuon", [random(6, 4)], length="match_rms", polar=polar)
         assert_close(update.square().mean().sqrt(), torch.tensor(0.2).double())
+
+
+def test_soap_muon_without_a_second_moment_is_muon():
+    """With any polar factor; with a second moment it is not, but for its first step."""
+    grads = [random(6, 4, seed=t) for t in range(4)]
+    for polar in ("ns5", "exact"):
+        muon = updates("normuon", grads, polar=polar, row_decay=None)
+        assert_close(updates("soap_muon", grads, polar=polar, second_moment="none"), muon, rtol=1e-12, atol=1e-14)
+        divided = updates("soap_muon", grads, polar=polar)
+        assert_close(divided[0], muon[0], rtol=1e-12, atol=1e-14)
+        assert all((one - other).norm() > 0.1 * other.norm() for one, other in zip(divided[1:], muon[1:], strict=True))
+
+
+@pytest.mark.parametrize("second_moment", ["momentum", "gradient"])
+@pytest.mark.parametrize("period", [1, 3])
+def test_soap_muon_divides_in_the_eigenbases_of_the_factors(second_moment, period):
+    """Truth: the formula with dense products; SOAP's bases follow the factors of the gradients before."""
+    grads, decay, beta2, momentum = [random(5, 4, seed=t) for t in range(6)], 0.7, 0.6, 0.8
+    chosen = {"momentum": momentum, "beta2": beta2, "factor_decay": decay, "eps": 1e-6, "polar": "exact"}
+    ours = updates("soap_muon", grads, update_period=period, second_moment=second_moment, **chosen)
+    mean, v = torch.zeros(5, 4).double(), torch.zeros(5, 4).double()
+    left, right = torch.zeros(5, 5).double(), torch.zeros(4, 4).double()
+    q_left, q_right = left, right
+    for t, (grad, update) in enumerate(zip(grads, ours, strict=True)):
+        mean = momentum * mean + (1 - momentum) * grad
+        moved = momentum * mean + (1 - momentum) * grad
+        if t > 0:
+            v = beta2 * v + (1 - beta2) * (q_left.T @ (moved if second_moment == "momentum" else grad) @ q_right) ** 2
+            moved = q_left @ (q_left.T @ moved @ q_right / (v.sqrt() + 1e-6)) @ q_right.T
+        u, _, vt = torch.linalg.svd(moved, full_matrices=False)
+        assert_close(update, u @ vt * math.sqrt(5 / 4), rtol=1e-9, atol=1e-11)
+        left, right = decay * left + (1 - decay) * grad @ grad.T, decay * right + (1 - decay) * grad.T @ grad
+        if t == 0:
+            q_left, q_right = (torch.linalg.eigh(factor)[1].flip(1) for factor in (left, right))
+        elif t % period == 0:
+            rows, columns = (
+                (q.T @ factor @ q).diagonal().argsort(descending=True)
+                for q, factor in ((q_left, left), (q_right, right))
+            )
+            q_left, q_right = (
+                torch.linalg.qr(left @ q_left[:, rows])[0],
+                torch.linalg.qr(right @ q_right[:, columns])[0],
+            )
+            v = v[rows][:, columns]
+
+
+def test_soap_muon_in_the_basis_of_the_entries_is_the_polar_factor_of_adams_direction():
+    """Truth: Adam's V with Nesterov's mean, whose second moment starts a step late, as SOAP-Muon's does."""
+    grads = [random(5, 4, seed=t) for t in range(4)]
+    layer = nn.Linear(4, 5, bias=False).double()
+    chosen = {"momentum": 0.8, "beta2": 0.6, "eps": 1e-30, "second_moment": "gradient", "polar": "exact"}
+    optimizer, _ = build("soap_muon", layer, {"lr": 1.0, "update_period": 100, **chosen})
+    change(optimizer, layer.weight, grads[0])
+    state = optimizer.state[layer.weight]["tensors"]
+    state |= {"left_vectors": torch.eye(5).double(), "right_vectors": torch.eye(4).double()}
+    adam = {"mean": 0.2 * grads[0], "square": torch.zeros(5, 4).double()}
+    for t, grad in enumerate(grads[1:], start=1):
+        truth = polar_factor(adam_direction(grad, adam, (0.8, 0.6), 1e-30, t, nesterov=True), "exact")
+        assert_close(change(optimizer, layer.weight, grad), truth * math.sqrt(5 / 4))
 
 
 def test_parameters_outside_the_layers_are_under_adamw():

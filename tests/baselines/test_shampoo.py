@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import build
+from baselines.parts.matrices import eigenbasis
 from baselines.shampoo.distributed_shampoo import inverse_root_of
 from baselines.shampoo.kl_shampoo import KLShampoo, inverse_root
 from baselines.shampoo.sketchy import divided, sketched
@@ -181,6 +182,19 @@ def test_the_bases_start_from_the_leading_direction():
     for side in ("left", "right"):
         along = (state[f"{side}_vectors"].T @ state[side] @ state[f"{side}_vectors"]).diagonal()
         assert_close(along, along.sort(descending=True).values)
+
+
+@pytest.mark.parametrize("seed", [12, 16, 22, 64, 75])
+def test_a_singular_factor_with_rows_of_zeros_has_an_eigenbasis(seed):
+    """Of a layer of which many units were never active; LAPACK's in float32 is NaN, or fails, for these seeds."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(64, 16, generator=generator) * 1e-4 * torch.rand(64, 1, generator=generator)
+    rows[torch.randperm(64, generator=generator)[:39]] = 0
+    factor = 0.1 * (rows @ rows.T)
+    basis = eigenbasis(factor)
+    assert_close(basis.T @ basis, torch.eye(64), atol=1e-5, rtol=0)
+    turned = (basis.T @ (factor / factor.max()) @ basis).diagonal()
+    assert_close(turned, (torch.linalg.eigvalsh(factor.double()) / factor.max()).flip(0).float(), atol=1e-5, rtol=0)
 
 
 def test_the_released_start_warms_up_for_a_hundred_steps():

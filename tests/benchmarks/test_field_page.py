@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import field_page
-from benchmarks.field_page import PAGE, missed, text
+from benchmarks.field_page import PAGE, luck, missed, text
 from tests.support.synthetic_field import write_field
 from workflow.bench.make_artefact import main as make_artefact
 from workflow.bench.plan.experiment_files import label_of
@@ -23,9 +23,31 @@ def labels() -> set[str]:
     return {label_of(entry) for block in blocks for entry in block["optimizers"]}
 
 
+@pytest.mark.parametrize("experiment", field_page.NAMES)
+def test_every_label_searches_as_the_page_says(experiment):
+    """Two hyperparameters in three studies of eight trials; MKOR and Muon's kind at the points of what they wrap."""
+    blocks = read_mapping(CONFIG / "experiments" / f"{experiment}.yaml")["tiers"]["field"]
+    entries = {label_of(entry): entry for block in blocks for entry in block["optimizers"]}
+    assert {len(entry["space"]) for entry in entries.values()} == {2}
+    assert {(block["tuning"]["trials"], block["tuning"]["studies"]) for block in blocks} == {(8, 3)}
+    assert {len(block["seeds"]) for block in blocks} == {6}
+    for label, entry in entries.items():
+        if label.startswith("mkor"):
+            wrapped = entry["hyperparameters"]["base"]
+            assert entry["space"] == entries["muon" if "muon" in label else wrapped]["space"], label
+    for label in ("muon_exact", "normuon", "soap_muon"):
+        assert label not in entries or entries[label]["space"] == entries["muon"]["space"]
+    if "kaisa_again" in entries:
+        assert {**entries["kaisa_again"], "label": None} == {**entries["kaisa"], "label": None}
+        seeds = [
+            block["tuning"]["seed"] for block in blocks for entry in block["optimizers"] if entry["name"] == "kaisa"
+        ]
+        assert abs(seeds[0] - seeds[1]) >= 3  # no study of one draws the points of another
+
+
 def test_every_label_has_its_place_on_the_page():
     page = PAGE.read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- end of (\w+) -->", page)) - {"missed"} == labels()
+    assert set(re.findall(r"<!-- end of (\w+) -->", page)) - {"missed", "luck"} == labels()
     assert set(re.findall(r"^\*\*`(\w+)`\*\* ", page, re.MULTILINE)) == labels()
 
 
@@ -56,6 +78,23 @@ def test_a_label_saves_and_loses_where_its_interval_lies_on_one_side_of_1():
         "Steps over its base's: autoencoder 0.50 [0.40, 0.60], AlexNet 1.50 [1.20, 1.80], language model 0.90 [0.70, "
         "1.10]. It saved steps on autoencoder and lost steps on AlexNet."
     )
+
+
+def test_a_method_that_was_tuned_twice_shows_whether_its_intervals_overlap():
+    results = pd.DataFrame(
+        [
+            row("field_autoencoder", "kaisa", (0.5, 0.4, 0.6)),
+            row("field_autoencoder", "kaisa_again", (0.65, 0.6, 0.7)),
+            row("field_alexnet", "kaisa_again", (0.9, 0.8, 1.0)),
+            row("field_alexnet", "kaisa", (0.5, 0.4, 0.6)),
+            row("krona", "kaisa", (0.5, 0.4, 0.6)),
+        ]
+    )
+    assert list(luck(results))[2:] == [
+        "| autoencoder | 0.50 [0.40, 0.60] | 0.65 [0.60, 0.70] | overlap |",
+        "| AlexNet | 0.50 [0.40, 0.60] | 0.90 [0.80, 1.00] | are apart |",
+    ]
+    assert list(luck(results[results["optimizer"] == "kaisa"])) == ["Not run yet."]
 
 
 def test_runs_that_miss_their_target_are_listed():

@@ -56,6 +56,7 @@ ROWS: dict[str, list[Row]] = {
     "KAISA, decompositions": [Row("kaisa", KAISA, {})],
     "Eva": [Row("eva", {}, {})],
     "MAC": [Row("mac", {}, {})],
+    "SMAC": [Row("smac", {}, {})],
     "FOOF": [Row("foof", {}, {})],
     "HyLo KIS, r rows kept": [Row("hylo", {"sample_fraction": r / N}, {"r": r}) for r in (4, 32)],
     "HyLo KID, r rows kept": [Row("hylo", {"sample_fraction": r / N, "variant": "KID"}, {"r": r}) for r in (4, 32)],

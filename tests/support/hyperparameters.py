@@ -28,7 +28,9 @@ FAST: dict[str, dict[str, Any]] = {
     "kl_shampoo": {"update_period": 2},
     "newton_muon": {"update_period": 1},
     "mkor_muon": {"inverse_update_period": 2},
+    "soap_muon": {"update_period": 2},
     "mac": {"factor_update_period": 1, "inverse_update_period": 2},
+    "smac": {"factor_update_period": 1, "inverse_update_period": 2},
     "foof": {"factor_update_period": 1, "inverse_update_period": 2, "damping": 0.1},
     "rs_kfac": {"factor_update_period": 1, "inverse_update_period": 2},
     "b_kfac": {"factor_update_period": 1},
@@ -37,7 +39,10 @@ FAST: dict[str, dict[str, Any]] = {
 """Periods short enough for tests of a few steps, and what a method needs to learn in them.
 
 CG-FAC has few iterations, since more would amplify the rounding of sums in another order."""
-ADAPTIVE = ("adamw", "distributed_shampoo", "kl_shampoo", "lamb", "muon", "nadamw", "normuon", "psgd_kron", "soap")
+ADAPTIVE = (
+    *("adamw", "distributed_shampoo", "kl_shampoo", "lamb", "muon", "nadamw", "normuon", "psgd_kron", "soap"),
+    "soap_muon",
+)
 LEARNING_RATES = {
     **dict.fromkeys(ADAPTIVE, 0.02),
     "cgfac": 0.002,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,7 @@ from workflow.bench.claims import conditions_of
 from workflow.bench.claims.decision import Condition, Trained
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS, WITHOUT_VALUES
+from workflow.bench.results.rows import write_csv
 from workflow.bench.results.tables import published
 
 TASKS = ("docstrings: copy", "docstrings: package")
@@ -44,15 +46,16 @@ def descents(runs: pd.DataFrame) -> pd.DataFrame:
     """Return rows of ``<experiment>.csv`` for runs of `runs_to_target`, with a target on the validation loss of 4.2.
 
     The loss falls from 10 along a line to 4.2 at the run's ``crossing_step``, and stays there: so a run that takes
-    twice as long to the last target takes twice as long to every one. Without a crossing it stays at 10.
+    twice as long to the last target takes twice as long to every one. Without a crossing it stays at 10. Evaluations
+    are 10 steps apart, and one is where it bends.
     """
     rows = []
     for run in runs[~runs["status"].isin(WITHOUT_VALUES)].to_dict("records"):
         shared = {name: run[name] for name in EVALUATION_COLUMNS if name in run}
         shared |= {"split": "validation", "metric": "loss"}
         end, last = run["crossing_step"], float(run["steps_done"])
-        corners = {0.0, last} if pd.isna(end) else {0.0, min(end, last), last}
-        for step in sorted(corners):
+        steps = {*map(float, range(0, int(last), 10)), last} | ({0.0} if pd.isna(end) else {min(end, last)})
+        for step in sorted(steps):
             share = 0.0 if pd.isna(end) else min(step / end, 1.0)
             rows.append(shared | {"step": step, "value": 10 - 5.8 * share, "train_seconds": 0.03 * step})
     return pd.DataFrame(rows, columns=list(EVALUATION_COLUMNS))
@@ -62,6 +65,18 @@ def swept(experiment: str, reaches: Mapping[str, Sequence[float | None]], **abou
     """Return runs of 300 steps that take these steps to the last of a sweep's targets, by label, one a seed."""
     runs = runs_to_target(experiment, reaches, **{"steps": 300, "steps_done": 300, **about})
     return Trained(experiment, runs, descents(runs))
+
+
+def write_swept(root: Path, trained: Trained) -> None:
+    """Write both CSV files of an experiment's results."""
+    for end, columns, rows in (
+        (".csv", EVALUATION_COLUMNS, trained.metrics),
+        (".runs.csv", RUN_COLUMNS, trained.runs),
+    ):
+        root.mkdir(parents=True, exist_ok=True)
+        # What pandas lost to NaN is an empty field again.
+        whole = rows.astype(object).where(rows.notna(), None)
+        write_csv(root / f"{trained.name}{end}", columns, whole.to_dict("records"))
 
 
 def untrained(experiment: str) -> Trained:

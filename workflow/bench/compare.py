@@ -1,7 +1,8 @@
 """``python -m workflow.bench.compare [FOLDER ...]``: compare this machine with others, from the files they have now.
 
-It prints the step times of the first-order and second-order optimizers, and the claims of the paper whose verdict is
-another here, and writes the figure and the table of all times, and the verdicts of all machines.
+It prints the step times of the first-order and second-order optimizers, what a step may cost for the claims on time to
+hold, and the claims of the paper whose verdict is another here. It writes the figure and the table of all times, and
+the verdicts of all machines.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from workflow.bench.analysis.estimates import looks
 from workflow.bench.analysis.machines import Machine, gather
 from workflow.bench.analysis.wording import number
+from workflow.bench.claims.overheads import overheads
 from workflow.bench.make_artefact import make
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import Kind
@@ -45,6 +48,9 @@ def compare(plan: Plan, folder: Path) -> Iterator[str]:
     yield from (f"note: {note}" for note in notes)
     yield ""
     yield from _step_times(machines)
+    yield ""
+    with looks(results.looks):
+        yield from _overheads(machines)
     yield ""
     verdicts = {machine.name: read_verdicts(machine.results.root) for machine in machines}
     texts = {name: row["claim"] for by_id in verdicts.values() for name, row in by_id.items()}
@@ -78,6 +84,24 @@ def _step_times(machines: Sequence[Machine]) -> Iterator[str]:
         yield from aligned([heads, *listed], names=len(heads), indent="")
     else:
         yield "step times: none; make timing measures them"
+
+
+def _overheads(machines: Sequence[Machine]) -> Iterator[str]:
+    """Yield for each claim on time what a step may cost, in multiples of the rival's, and what it costs by machine."""
+    found = list(overheads({machine.name: machine.results for machine in machines}))
+    if not found:
+        yield "break-even overheads: none; no machine has runs to final quality and their evaluations"
+        return
+    yield "a step may cost, in multiples of the rival's, and costs on each machine:"
+    heads = ("claim", "experiment", "step of", "rival", "needs", *(machine.name for machine in machines))
+    rows = [
+        (
+            *(one.claim, one.experiment, one.label, one.rival, next(iter(one.by_machine.values())).needs),
+            *(one.by_machine[machine.name].here for machine in machines),
+        )
+        for one in found
+    ]
+    yield from aligned([heads, *rows], names=len(heads), indent="")
 
 
 def _verdict_lines(here: str, judged: Sequence[str], claims: Sequence[Mapping[str, str]]) -> Iterator[str]:

@@ -16,9 +16,12 @@ from workflow.bench.analysis.estimates import (
     Estimate,
     estimate,
     extreme,
+    looks,
+    mean_of_units,
     median_interval,
     paired_difference,
     paired_ratio,
+    ratio_of_means,
     t_interval,
 )
 from workflow.bench.analysis.time_to_target import censored
@@ -360,3 +363,50 @@ def test_the_last_common_step_is_that_of_the_shortest_finished_run():
     metrics = _metrics({0: [5.0, 4.0, 3.0], 1: [5.0, 2.0], 2: [5.0, 3.0, 2.0, 1.0], 3: [5.0]}, {3: "diverged"})
     kept, step = last_common_values(metrics.assign(run=metrics["seed"].astype(str)))
     assert (step, by_seed(kept)) == (10.0, {0: 4.0, 1: 2.0, 2: 3.0, 3: INF})
+
+
+def test_fiellers_interval_holds_the_ratios_that_a_t_test_does_not_reject():
+    """Truth: scipy's t test of the mean of ``x - r y`` at the bounds, and on both sides of them."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(0.4, 0.2, 8), rng.normal(1.0, 0.3, 8)
+    found = ratio_of_means(dict(enumerate(x)), dict(enumerate(y)))
+    assert found.value == pytest.approx(x.mean() / y.mean())
+    for bound in (found.low, found.high):
+        assert stats.ttest_1samp(x - bound * y, 0).pvalue == pytest.approx(0.05)
+    assert stats.ttest_1samp(x - (found.high + 0.01) * y, 0).pvalue < 0.05
+    assert stats.ttest_1samp(x - (found.high - 0.01) * y, 0).pvalue > 0.05
+
+
+def test_a_ratio_to_a_mean_that_may_be_0_is_undefined():
+    """Truth: scipy's t interval of the denominators' mean."""
+    units = {0: 1.0, 1: 2.0, 2: 3.0}
+    for denominator in ({0: 0.1, 1: 0.9, 2: 1.4}, {0: -0.9, 1: -1.0, 2: -1.1}):
+        low, high = stats.t.interval(0.95, 2, np.mean([*denominator.values()]), stats.sem([*denominator.values()]))
+        assert low <= 0 or high < 0
+        assert ratio_of_means(units, denominator) is None
+    assert ratio_of_means(units, {0: 0.9, 1: 1.0, 2: 1.1}) is not None
+    assert ratio_of_means(units, {0: 1.0}) is None  # one unit has no interval
+    with looks(20):
+        assert ratio_of_means(units, {0: 0.5, 1: 1.0, 2: 1.1}) is None
+    assert ratio_of_means(units, {0: 0.8, 1: 1.0, 2: 1.1}) is not None
+
+
+@pytest.mark.parametrize(("share", "spread"), [(0.2, 0.1), (1.0, 0.3), (0.2, 0.6)])
+def test_fiellers_interval_covers_the_ratio_as_often_as_it_says(share, spread):
+    """Truth: 2,000 draws of eight studies; the standard error of their share is .5 %."""
+    rng = np.random.default_rng(5)
+    hits = []
+    for z in rng.normal(size=(2000, 2, 8)):
+        y, x = 1 + spread * z[0], share + spread * (z[0] + math.sqrt(3) * z[1]) / 2
+        if (found := ratio_of_means(dict(enumerate(x)), dict(enumerate(y)))) is not None:
+            hits.append(found.low <= share <= found.high)
+    assert len(hits) > 1900
+    assert 0.935 <= np.mean(hits) <= 0.965
+
+
+def test_a_mean_of_units_is_a_mean_however_many_they_are():
+    values = [0.1, 0.2, 0.4, 0.5, 0.7, 0.9, 5.0]
+    found = mean_of_units(values)
+    assert found.value == pytest.approx(np.mean(values))
+    assert (found.low, found.high) == pytest.approx(stats.t.interval(0.95, 6, found.value, stats.sem(values)))
+    assert not mean_of_units([0.3]).has_interval

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from tests.support.synthetic_field import BASES, FIELD, START, STEPS, loss, write_field
 from workflow.bench.analysis.field import Contest, common_base, contests, pooled_profiles
 from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.plan.targets import Target
 from workflow.bench.results.tables import NoDataError, Results
 
 
@@ -91,3 +93,31 @@ def test_a_label_that_no_target_is_reached_by_solves_nothing(found):
 def test_without_runs_there_is_nothing_to_compare(tmp_path: Path):
     with pytest.raises(NoDataError, match="run make field first"):
         contests(Results(tmp_path))
+
+
+def test_the_last_targets_stand_beside_all(found):
+    """Truth: on lines every target has the same ratio; there are eight, and three are the last."""
+    contest, falls = found["field_language_model"], FIELD["field_language_model"]
+    last = contest.steps("muon", 3)
+    assert (contest.steps("muon").pairs, last.pairs) == (24, 9)
+    assert last.estimate.value == pytest.approx(falls["adamw"] / falls["muon"])
+
+
+def test_a_run_that_diverged_is_infinitely_bad_and_not_left_out(found):
+    """Truth: of three seeds one diverged, so that a mean does not exist, and the median is the others'."""
+    contest = found["field_autoencoder"]
+    broken = (contest.runs["optimizer"] == "mkor") & (contest.runs["seed"] == 1)
+    spoiled = replace(contest, runs=contest.runs.assign(status=contest.runs["status"].mask(broken, "diverged")))
+    end, difference = spoiled.end("mkor"), spoiled.loss_difference("mkor")
+    assert (end.n, end.statistic, difference.n, difference.statistic) == (3, "median", 3, "median")
+    assert difference.value == pytest.approx(contest.loss_difference("mkor").value)
+    goal = Target("validation", "loss", "above", 0.9)
+    rising = replace(spoiled.sweep, targets={0.9: goal})
+    assert replace(spoiled, sweep=rising).last("mkor")[1] == -np.inf  # of an accuracy, the worst is below all
+
+
+def test_intervals_of_ends_hold_the_tuning_studies(found):
+    contest = found["field_autoencoder"]
+    studied = replace(contest, runs=contest.runs.assign(study=contest.runs["seed"] % 2))
+    assert (contest.end("mkor").n, studied.end("mkor").n) == (3, 2)
+    assert studied.loss_difference("mkor").n == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 
 from tests.support.synthetic import iteration_times
+from tests.support.synthetic_claims import swept, write_swept
 from tests.support.synthetic_hardware import REACHES, STEPS, step_breakdown, write_machine
-from tests.support.synthetic_probes import write_probe
+from tests.support.synthetic_probes import step_time, write_probe
 from workflow.bench import compare, plan
 from workflow.bench.analysis.estimates import t_interval
 from workflow.bench.analysis.machines import (
@@ -27,6 +28,7 @@ from workflow.bench.analysis.machines import (
 )
 from workflow.bench.analysis.machines import describe as in_words
 from workflow.bench.analysis.time_to_target import reaching
+from workflow.bench.claims.overheads import overheads
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import compared, describe, inputs, planned_artefacts
 from workflow.bench.results.tables import NoDataError, Results
@@ -442,3 +444,31 @@ def test_a_folder_with_a_link_is_not_compared(here, bare, tmp_path, capsys):
     assert compare.main([str(bare), *chosen]) == 1
     assert capsys.readouterr().err.startswith(f"{bare}/tables/claims.csv: is a link, to ")
     assert not (tmp_path / "out").exists()
+
+
+def _claimed(root: Path, ms: Mapping[str, float], *, runs: bool = True) -> Path:
+    """Write runs of ResNet in which MKOR takes 60 steps where SGD takes 100, if they are asked for, and step times."""
+    trained = swept("resnet50_imagenet", {"sgd": [100.0, 110.0], "mkor": [60.0, 66.0], "kaisa": [90.0, 99.0]})
+    if runs:
+        write_swept(root, trained)
+    write_probe(root, "step_time", step_time(trained.runs, ms))
+    return root
+
+
+def test_what_a_step_may_cost_is_set_against_what_each_machine_measured(tmp_path):
+    """Truth: MKOR's step may cost 1.67 times SGD's, on a machine without runs as well; 30 ms are those of SGD."""
+    first = _claimed(tmp_path / "a" / "embedded", {"mkor": 45.0, "kaisa": 60.0})
+    second = _claimed(tmp_path / "b" / "embedded", {"mkor": 60.0}, runs=False)
+    machines = {root.parent.name: Results(root) for root in (first, second, tmp_path / "c" / "embedded")}
+    found = {(one.claim, one.rival): one for one in overheads(machines)}
+    assert set(found) == {("C06", "sgd"), ("C07", "kaisa")}
+    to_sgd = found["C06", "sgd"]
+    assert {machine: limit.needs for machine, limit in to_sgd.by_machine.items()} == dict.fromkeys(
+        "abc", "< 1.67 [1.67, 1.67]"
+    )
+    assert {machine: limit.here for machine, limit in to_sgd.by_machine.items()} == {
+        "a": "1.5: wins",
+        "b": "2: loses",
+        "c": "not timed",
+    }
+    assert found["C07", "kaisa"].by_machine["a"].here == "0.75: wins"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
+from workflow.bench.analysis.ladder import BASES, EXPERIMENT, RUNGS
 from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig03_step_breakdown, fig05_rank1_error, fig08_kfac_spectra, fig18_factors
 from workflow.bench.figures.fig17_field import CURVES, FAMILIES
@@ -61,7 +62,8 @@ def distance(one: str, other: str, vision: str) -> float:
 def drawn_together() -> list[set[str]]:
     """Return the labels of each experiment over its tiers, those of each probe, and the families of the field.
 
-    The labels of the experiments ``field_*`` are too many for one panel: their figure draws them by family.
+    The labels of the experiments ``field_*`` are too many for one panel: their figure draws them by family. The ladder
+    over one base optimizer is no panel of the ladder over the other.
     """
     experiments: dict[tuple[str, bool], set[str]] = {}
     for file in sorted((CONFIG / "experiments").glob("*.yaml")):
@@ -72,7 +74,9 @@ def drawn_together() -> list[set[str]]:
     stand_ins = {"base", "base_sharded"}
     probes = [set(labels) - stand_ins for file in PROBES for labels in read_literals(file, ["OPTIMIZERS"]).values()]
     assert set(CURVES) <= {name for name, _ in experiments}
-    return [*experiments.values(), *probes, *map(set, FAMILIES.values())]
+    ladder = [{base, *(f"{rung}{suffix}" for rung in RUNGS)} for base, suffix in BASES.items()]
+    experiments.pop((EXPERIMENT, False), None)
+    return [*experiments.values(), *ladder, *probes, *map(set, FAMILIES.values())]
 
 
 def pairs(sets: Iterable[Collection[str]]) -> set[tuple[str, str]]:
@@ -121,6 +125,14 @@ def test_parts_of_a_figure_that_are_no_methods_differ_in_color(vision):
     for (color, hatch), (second, other_hatch) in combinations(fig03_step_breakdown.PHASES.values(), 2):
         assert distance(color, second, vision) > LEAST[vision]
         assert hatch != other_hatch
+
+
+def test_a_rung_of_the_ladder_looks_like_its_method():
+    assert style.style_of("kfac") == style.style_of("kaisa")
+    assert style.style_of("kfac_adamw").color == style.style_of("kaisa").color
+    assert style.style_of("kfac_adamw").name == "KFAC (KAISA) over AdamW"
+    assert style.style_of("mac_adamw").name == "MAC over AdamW"
+    assert style.style_of("mkor_adamw") == style.STYLES["mkor_adamw"]
 
 
 def test_an_unknown_method_gets_the_same_look_every_time():

@@ -73,3 +73,15 @@ def test_losses_of_runs_that_broke_down_do_not_stretch_an_axis(tmp_path: Path):
 def test_without_trials_there_is_no_figure(tmp_path: Path):
     with pytest.raises(NoDataError, match=r"^no trials of tuning; run python -m workflow\.bench\.tune$"):
         figure_of("fig19_tuning_budget", Results(tmp_path))
+
+
+def test_a_workload_that_was_tuned_at_several_sizes_is_named_and_not_drawn(tmp_path: Path):
+    """The table of trials does not say which size a trial has: a study with two chosen trials was searched twice."""
+    twice = [row for _ in range(2) for row in trial_rows("sizes", "autoencoder", by_steps=False)]
+    write_csv(tmp_path / "sizes.csv", TRIAL_COLUMNS, [*twice, *trial_rows("sizes", "alexnet", by_steps=False)])
+    figure = figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=(tmp_path / "sizes.csv",)))
+    assert [panel.get_title() for panel in figure.axes] == ["AlexNet\nsizes"]
+    assert "Not shown, since they were tuned at several sizes: sizes Autoencoder." in caption_of(figure)
+    write_csv(tmp_path / "sizes.csv", TRIAL_COLUMNS, twice)
+    with pytest.raises(NoDataError, match="tuned at several sizes"):
+        figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=(tmp_path / "sizes.csv",)))

@@ -276,6 +276,11 @@ def test_an_experiment_may_take_the_tuned_values_of_another(folder: Path):
     plan = load(folder, tier="evidence")
     assert {run.hyperparameters["lr"] for run in plan.job("two", "sgd").runs} == {0.5}
     assert plan.notes == ("one: left out, it has no tier 'evidence'",)
+    # Those of this tier come first, if they were tuned with this very workload.
+    keep_tuned(folder, "evidence", {None: 2.0})
+    assert {run.hyperparameters["lr"] for run in load(folder, tier="evidence").job("two", "sgd").runs} == {2.0}
+    keep_tuned(folder, "evidence", {8: 2.0})
+    assert {run.hyperparameters["lr"] for run in load(folder, tier="evidence").job("two", "sgd").runs} == {0.5}
 
 
 def test_an_experiment_without_its_tuned_values_leaves_the_others_in_the_plan(folder: Path):
@@ -310,7 +315,13 @@ SMALL = {"autoencoder_lamb", "factor_variants"}
 def test_the_committed_experiments_are_planned_in_full(tier: str):
     """Figures and claims find their labels, and all optimizers of a block share seeds and the number of trials."""
     plan = Plan.load(tier=tier, hardware="test")
-    left_out = {*FIELD, "bert_pretraining_small", *(SMALL if tier != "embedded" else ())}
+    left_out = {
+        *FIELD,
+        "bert_pretraining_small",
+        "autoencoder_horizons",
+        "bert_horizons",
+        *(SMALL if tier != "embedded" else ()),
+    }
     assert list(plan.notes) == [f"{name}: left out, it has no tier '{tier}'" for name in sorted(left_out)]
     files = {file.stem for file in (config.CONFIG / "experiments").glob("*.yaml")}
     assert set(plan.experiments) | left_out == files

@@ -45,7 +45,8 @@ def sent_formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
     adds upper triangles of two moments and a count, then its owner broadcasts eigenvectors and eigenvalues to the
     gradient workers, or the update to the other ranks; thermodynamic K-FAC broadcasts nothing. HyLo, CG-FAC and
     B-KFAC gather the rows. RS-KFAC sends as KAISA does, up to its rank. Newton-Muon adds the triangle of one moment and
-    three numbers, MKOR-Muon and MAC one mean vector and a count. FOOF adds one triangle, and broadcasts one inverse.
+    three numbers, MKOR-Muon and MAC one mean vector and a count, SMAC mean squares too. FOOF adds one triangle, and
+    broadcasts one inverse.
     """
     exchanged = FLOAT * d * d // workers * ((workers - 1) if rank == 0 else 1)
     return {
@@ -68,6 +69,7 @@ def sent_formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
         "newton_muon": {"all_reduce": FLOAT * (d * (d + 1) // 2 + 3)},
         "mkor_muon": {"all_reduce": FLOAT * (d + 1)},
         "mac": {"all_reduce": FLOAT * (d + 1)},
+        "smac": {"all_reduce": FLOAT * (2 * d + 1)},
         "foof": {"all_reduce": FLOAT * (d * (d + 1) // 2 + 1), "broadcast": FLOAT * d * d},
     }[label]
 

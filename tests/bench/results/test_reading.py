@@ -52,6 +52,8 @@ def test_text_that_looks_like_a_number_stays_text(root):
     ("old", "new", "problem"),
     [
         ('""below"": 0.5', '""below"": true', "line 2: target = .* is not a target"),
+        ('""below"": 0.5', '""below"": 0.5, ""trivial"": true', "line 2: target = .* is not a target"),
+        ('""below"": 0.5', '""below"": 0.5, ""trivial"": ""low""', "line 2: target = .* is not a target"),
         ('""below"": 0.5', '""below"": 1' + 400 * "0", "line 2: target = .* is not a target"),
         ('""lr"": 0.1', '""lr"" 0.1', "line 2: hyperparameters = .* is not a JSON object"),
         ("true", "perhaps", "line 2: tuned = 'perhaps' is neither true nor false"),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.synthetic import write_results
+from tests.support.synthetic_claims import swept, write_swept
 from tests.support.synthetic_probes import SLOPES, step_time, write_probe
 from tests.support.synthetic_tables import LABELS, TASKS, final_score, pretraining, write_tables
 from workflow.bench.analysis.lr_outcomes import converging_rates, outcome_of, outcomes
@@ -25,7 +28,7 @@ from workflow.bench.tables._files import write_table
 from workflow.bench.tables._finetuning import counterpart
 from workflow.bench.tables.published_consistency import Derived, Printed, compare, derive
 
-ELSEWHERE = ("claims", "hardware", "field_results", "field_costs")
+ELSEWHERE = ("claims", "hardware", "field_results", "field_costs", "ladder")
 """The tables that other modules test."""
 TABLES = [name for name in available("tables") if name not in ELSEWHERE]
 
@@ -459,3 +462,34 @@ def test_table6_needs_no_trained_run(results, tmp_path):
     table = make("table6_settings", tmp_path, tmp_path)
     assert set(table["counted the paper's way here (M)"]) - {""} == {"0.1", "335.1"}
     assert not table["train here"].any()
+
+
+def test_time_to_target_shows_final_quality_beside_all_targets_and_what_a_step_may_cost(tmp_path):
+    """Truth: MKOR takes .6 of SGD's steps to every target, and each of its steps 1.5 times as long."""
+    root = tmp_path / "test-cpu" / "embedded"
+    trained = swept("resnet50_imagenet", {"sgd": [100.0, 110.0], "mkor": [60.0, 66.0]})
+    given = [{"lr": 0.1, **({"base": "sgd"} if label == "mkor" else {})} for label in trained.runs["optimizer"]]
+    write_swept(root, replace(trained, runs=trained.runs.assign(hyperparameters=given)))
+    write_probe(
+        root, "step_time", step_time(trained.runs.assign(inverse_update_period=None), {"sgd": 30.0, "mkor": 45.0})
+    )
+    row = make("time_to_target", root, tmp_path).set_index("optimizer").loc["mkor"]
+    assert row["targets"] == "8 of 8"
+    for view in ("mean of targets", "last target", "final quality"):
+        assert row[f"fewer iterations than its base, {view}"] == "1.67 [1.67, 1.67]"
+        assert row[f"less time than its base, {view}"] == "1.11 [1.11, 1.11]"
+    assert row["break-even step over its base"] == "< 1.67 [1.67, 1.67], here 1.5: wins"
+    assert row["break-even step over kaisa"] == ""
+
+
+def test_the_aa_test_has_the_intervals_of_steps_beside_those_of_times(tmp_path):
+    """Truth: eight runs of SGD, one a study, of which each half is as fast as the other but for noise."""
+    root = tmp_path / "test-cpu" / "embedded"
+    rng = np.random.default_rng(0)
+    trained = swept("resnet50_imagenet", {"sgd": [*(100 * np.exp(0.1 * rng.standard_normal(8)))]})
+    write_swept(root, replace(trained, runs=trained.runs.assign(study=range(8))))
+    write_probe(root, "step_time", step_time(trained.runs))
+    (row,) = make("aa_test", root, tmp_path).to_dict("records")
+    assert row["steps_intervals"] == "200"
+    assert 0 <= int(row["steps_excluding_1"]) <= 30
+    assert float(row["steps_rate"]) == int(row["steps_excluding_1"]) / 200

@@ -90,7 +90,7 @@ def test_the_command_trains_missing_runs_and_publishes(folder: Path, capsys: Say
         ("plain", "sgd", "0", "finished"),
         ("plain", "sgd", "1", "finished"),
     }
-    assert len(published_rows) == 10
+    assert len(published_rows) == 14  # two runs with 1 + 2 * 3 rows each
     assert "run 2 of 2" in capsys.readouterr().err
     content = published.read_bytes()
 

@@ -35,7 +35,7 @@ from workflow.bench.training import one_run, peak_memory
 from workflow.bench.training import state as training_state
 from workflow.bench.training.build import build, micro_batches
 from workflow.bench.training.clocks import PHASES
-from workflow.bench.training.loop import Loop, effects
+from workflow.bench.training.loop import Loop, effects, sampled_matrices, update_rms
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import MetricsLog, RunFolder
 from workflow.bench.training.state import TrainingState
@@ -151,11 +151,11 @@ def test_the_record_of_a_finished_run_is_complete(folder: Path, workload: Worklo
 
     rows = read_metrics(place)
     metrics = [row for row in rows if row["split"] != "preconditioner"]
-    evaluated = [("10", "train", "loss"), ("10", "validation", "loss")]
+    evaluated = [("10", "train", "loss"), ("10", "train", "update_rms"), ("10", "validation", "loss")]
     evaluated = [("0", "validation", "loss"), *evaluated, *(("20", *row[1:]) for row in evaluated)]
     assert [(row["step"], row["split"], row["metric"]) for row in metrics] == evaluated
     # The rate of the last step: 0.1 falls to zero over 20 steps.
-    assert [float(row["lr"]) for row in metrics] == pytest.approx([0.1, 0.055, 0.055, 0.005, 0.005])
+    assert [float(row["lr"]) for row in metrics] == pytest.approx([0.1, *[0.055] * 3, *[0.005] * 3])
     assert float(metrics[1]["epoch"]) == pytest.approx(10 / workload.steps_per_epoch, rel=1e-5)
     of_preconditioner = [(row["step"], row["metric"]) for row in rows if row["split"] == "preconditioner"]
     assert {step for step, _ in of_preconditioner} == {"10", "20"}
@@ -184,6 +184,24 @@ def test_effects_are_medians_and_extremes_over_layers():
     assert effects(None) == {}
 
 
+def test_update_rms_is_the_size_of_one_steps_change_of_the_matrices():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 400, bias=False), torch.nn.Linear(400, 400))
+    before = sampled_matrices(model)
+    for weight in model.parameters():
+        weight.data += 0.5 if weight.ndim == 1 else 0.0
+    assert update_rms(model, before) == 0
+    start = [weight.detach().clone() for weight in model.parameters() if weight.ndim > 1]
+    before = sampled_matrices(model)
+    for scale, weight in enumerate((w for w in model.parameters() if w.ndim > 1), start=1):
+        weight.data += scale * torch.tensor(0.25)
+    after = [weight.detach() for weight in model.parameters() if weight.ndim > 1]
+    whole = torch.cat([(new - old).flatten() for new, old in zip(after, start, strict=True)])
+    assert update_rms(model, before) == pytest.approx(float(whole.double().square().mean().sqrt()), rel=1e-5)
+    # A copy of a large matrix would raise the peak memory.
+    assert max(len(entries) for entries in before) <= 65536 < 400 * 400
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_a_run_trains_like_a_bare_loop(precision: str, folder: Path, workload: Workload, place: RunFolder):
     """Truth: the same training written out with torch alone, with its autocast and its GradScaler."""
@@ -209,7 +227,9 @@ def test_a_run_trains_like_a_bare_loop(precision: str, folder: Path, workload: W
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, trained[name]), name
     if precision == "float32":
-        means = [float(row["value"]) for row in read_metrics(place) if row["split"] == "train"]
+        means = [
+            float(row["value"]) for row in read_metrics(place) if (row["split"], row["metric"]) == ("train", "loss")
+        ]
         assert means == [torch.stack(part).mean().item() for part in (losses[:10], losses[10:])]
     with autocast:
         evaluated = workload.evaluate(model)["loss"]

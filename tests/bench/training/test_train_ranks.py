@@ -397,7 +397,7 @@ def test_under_torchrun_and_mpiexec_the_command_publishes_the_rows_of_one_proces
 
 def until_row(place: RunFolder, number: int) -> None:
     """Wait until a run has this number of rows of losses."""
-    losses = lambda: sum(row["split"] != "preconditioner" for row in read_metrics(place))  # noqa: E731
+    losses = lambda: sum(row["metric"] == "loss" for row in read_metrics(place))  # noqa: E731
     limit = time.monotonic() + PATIENCE
     while losses() < number and time.monotonic() < limit:
         time.sleep(0.01)

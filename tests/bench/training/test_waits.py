@@ -33,7 +33,7 @@ def counted_steps(workload: Workload, loop: Loop, run: Run, number: int) -> list
     return waits
 
 
-DECOMPOSE = ("b_kfac", "dp_kfac", "kaisa", "kl_shampoo", "rs_kfac", "soap", "thermo_kfac")
+DECOMPOSE = ("b_kfac", "dp_kfac", "kaisa", "kl_shampoo", "rs_kfac", "soap", "soap_muon", "thermo_kfac")
 """Methods that decompose two matrices for each layer now and then; torch looks whether that failed."""
 DECOMPOSE_ALWAYS = ("kld_wrm", "sketchy")
 """Those that do so in every step."""

@@ -227,7 +227,7 @@ def test_the_statistics_of_kfac_are_those_of_all_time_steps(rnn):
 
 HOOKED = (
     *("mkor", "eva", "kaisa", "hylo", "adafisher", "cgfac", "dp_kfac", "kld_wrm", "thermo_kfac", "rs_kfac", "b_kfac"),
-    *("newton_muon", "mkor_muon"),
+    *("newton_muon", "mkor_muon", "mac", "smac", "foof"),
 )
 
 

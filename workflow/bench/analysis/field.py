@@ -13,9 +13,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workflow.bench.analysis.estimates import Estimate, current_level, paired_difference
+from workflow.bench.analysis.estimates import Estimate, current_level, estimate, studies_of, study_means
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.time_to_target import NoSweepError, SweptRatio, TargetSweep, factors, target_sweep
+from workflow.bench.analysis.target_sweep import (
+    NoSweepError,
+    SweptRatio,
+    TargetSweep,
+    common_seeds,
+    factors,
+    target_sweep,
+)
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.tables import NoDataError, Results
@@ -47,13 +54,14 @@ class Contest:
         return _base_label(self.runs, label) or self.base
 
     def last(self, label: str) -> dict[int, float]:
-        """Return a label's last value of the target's metric by seed; infinite for a run that did not finish."""
-        goal = self.sweep.targets[0]
+        """Return a label's last value of the target's metric by seed; infinitely bad for a run that did not finish."""
+        goal = self.sweep.goal
+        worst = math.inf if goal.direction == "below" else -math.inf
         rows = self.runs[self.runs["optimizer"] == label]
         chosen = self.metrics[(self.metrics["split"] == goal.split) & (self.metrics["metric"] == goal.metric)]
         values = chosen.sort_values("step").groupby("run")["value"].last()
         return {
-            int(row["seed"]): float(values[row["run"]]) if row["status"] == "finished" else math.inf
+            int(row["seed"]): float(values[row["run"]]) if row["status"] == "finished" else worst
             for row in rows.to_dict("records")
         }
 
@@ -62,12 +70,12 @@ class Contest:
         rows = self.runs[self.runs["optimizer"] == label]
         return int(rows["crossing_step"].notna().sum()), len(rows)
 
-    def steps(self, label: str) -> SweptRatio:
-        """Return the steps of a label to eight targets, over those of its base."""
-        return self.sweep.steps_ratio(label, self.base_of(label))
+    def steps(self, label: str, last: int | None = None) -> SweptRatio:
+        """Return the steps of a label to all targets, or to the last ones, over those of its base."""
+        return self._part(last).steps_ratio(label, self.base_of(label))
 
-    def time(self, label: str, times: StepTimes) -> SweptRatio | str:
-        """Return the seconds of a label to eight targets, over those of its base; or why there is no such ratio."""
+    def time(self, label: str, times: StepTimes, last: int | None = None) -> SweptRatio | str:
+        """Return the seconds of a label to all targets, or to the last ones, over its base's; or why there are none."""
         # A simulated device's seconds are those of the simulation.
         method = str(self.runs.loc[self.runs["optimizer"] == label, "method"].iloc[0])
         if method in NO_CLOCK:
@@ -75,11 +83,32 @@ class Contest:
         base = self.base_of(label)
         trainings = [self.sweep.training(one) for one in (label, base)]
         problem = times.problem(*(timed for training in trainings for timed in training.labels))
-        return problem or self.sweep.time_ratio(times, label, base)
+        return problem or self._part(last).time_ratio(times, label, base)
+
+    def _part(self, last: int | None) -> TargetSweep:
+        return self.sweep if last is None else self.sweep.last(last)
 
     def loss_difference(self, label: str) -> Estimate | None:
-        """Return a label's last value of the metric minus that of its base, paired by seed."""
-        return paired_difference(self.last(label), self.last(self.base_of(label)))
+        """Return a label's last value of the metric minus that of its base, paired by seed.
+
+        That of a run that did not finish, beside one that did, is infinite.
+        """
+        last, base = self.last(label), self.last(self.base_of(label))
+        known = [seed for seed in last.keys() & base.keys() if math.isfinite(last[seed]) or math.isfinite(base[seed])]
+        return self._over_studies({seed: last[seed] - base[seed] for seed in known}, label)
+
+    def end(self, label: str) -> Estimate | None:
+        """Return a label's last value of the metric, infinitely bad in runs that did not finish."""
+        return self._over_studies(self.last(label), label)
+
+    def _over_studies(self, values: Mapping[int, float], label: str) -> Estimate | None:
+        seeds = sorted(values)
+        studies = studies_of(self.runs[self.runs["optimizer"] == label])
+        with np.errstate(invalid="ignore"):
+            units, _ = study_means(np.array([values[seed] for seed in seeds]), seeds, studies)
+        # A study in which both labels have a run that did not finish favors neither.
+        units = units[~np.isnan(units)]
+        return estimate(units) if len(units) else None
 
 
 def contests(results: Results) -> list[Contest]:
@@ -134,22 +163,39 @@ def pooled_profiles(chosen: Sequence[Contest], grid: NDArray[np.float64]) -> dic
     """Return the profiles, over a grid of factors, of the labels that all of some contests have.
 
     A contest counts as much as any other, however many problems it has. The interval is that of a hierarchical
-    bootstrap: contests are drawn with replacement, and of each of them seeds.
+    bootstrap: contests are drawn with replacement, and of each of them tuning studies, or seeds if there is one study.
     """
     # A label that one workload lacks would be judged on easier problems than the others.
     by_contest = [factors(contest.sweep) for contest in chosen]
     shared = [label for label in by_contest[0] if all(label in one for one in by_contest)]
     # A fixed seed: the same results give the same picture, byte for byte.
     random = np.random.default_rng(0)
-    seeds = [next(iter(one.values())).shape[1] for one in by_contest]
+    units = [_units(contest.sweep) for contest in chosen]
     draws = [
         [
-            (which, random.integers(seeds[which], size=seeds[which]))
-            for which in random.integers(len(seeds), size=len(seeds))
+            (
+                which,
+                np.concatenate(
+                    [units[which][one] for one in random.integers(len(units[which]), size=len(units[which]))]
+                ),
+            )
+            for which in random.integers(len(units), size=len(units))
         ]
         for _ in range(DRAWS)
     ]
     return {label: _profile([one[label] for one in by_contest], draws, grid) for label in shared}
+
+
+def _units(sweep: TargetSweep) -> list[NDArray[np.int64]]:
+    """Return the places of the seeds that vary together, among those that all labels have: a study's, or one."""
+    seeds = common_seeds(sweep)
+    studies = studies_of(*(course.runs for course in sweep.courses.values()))
+    which = [studies.get(seed, -1.0 - seed) for seed in seeds]
+    # The seeds of a single study are the units, as they are in the ratios.
+    groups = dict.fromkeys(which) if len(set(which)) > 1 else {}
+    return [np.flatnonzero([one == study for one in which]) for study in groups] or [
+        np.array([place]) for place in range(len(seeds))
+    ]
 
 
 def _profile(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from workflow.bench.results.tables import is_true
+
 
 def expected_best(values: Sequence[float]) -> list[float]:
     """Return the mean of the least of n values, for n from 1 to their number.
@@ -61,6 +63,13 @@ class Search:
     """By label; without those of which some study never succeeded."""
     failed: tuple[str, ...]
     """The labels that are missing from `budgets`."""
+
+
+def has_several(trials: pd.DataFrame) -> bool:
+    """Return whether the trials of one experiment's workload are of several searches, such as at several sizes."""
+    # A search chooses one trial of each study.
+    chosen = trials[is_true(trials["chosen"])]
+    return bool(chosen.duplicated(["optimizer", "study"]).any())
 
 
 def search(trials: pd.DataFrame) -> Search:

@@ -1,4 +1,4 @@
-"""Numbers, sentences and the names of optimizers as text."""
+"""Numbers, estimates, sentences and the names of optimizers as text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Final
+
+from workflow.bench.analysis.estimates import Estimate
 
 _PAPER_NAMES: Final[Mapping[str, str]] = {
     "sgd": "SGD",
@@ -41,6 +43,12 @@ def number(value: float, digits: int = 3, *, infinity: str = "not reached") -> s
         return infinity if value == math.inf else "0"
     # 1234 and not 1.23e+03: numbers of steps and seconds are read as they are.
     return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
+
+
+def estimated(estimate: Estimate) -> str:
+    """Return the text of an estimate, with its interval if it has one."""
+    interval = f" [{number(estimate.low)}, {number(estimate.high)}]" if estimate.has_interval else ""
+    return f"{number(estimate.value)}{interval}"
 
 
 def capital(text: str) -> str:

@@ -393,4 +393,4 @@ def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]], sc
         if math.isfinite(summary.took.value):
             draw_estimate(axes, summary.took, row, label, runs=list(times.values()))
         if summary.censored:
-            write_beside(axes, row, f"{summary.reached} of {summary.took.n}", "reached")
+            write_beside(axes, row, f"{summary.reached} of {summary.runs}", "reached")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -63,6 +63,7 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "lamb_1000": MethodStyle("LAMB (1,000 steps)", "#1120C4", "X", _DASHES["solid"]),
     "kaisa": MethodStyle("KFAC (KAISA)", "#114A50", "s", _DASHES["long dash"]),
     "kaisa_no_clip": MethodStyle("KFAC (no clipping)", "#67C69F", "X", _DASHES["dotted"]),
+    "kaisa_again": MethodStyle("KFAC (tuned again)", "#D989F8", "H", _DASHES["dash-dot"]),
     "kaisa_inverse": MethodStyle("KFAC (inverse)", "#81BA3C", "s", _DASHES["even dash"]),
     "kaisa_mem_opt": MethodStyle("KFAC (MEM-OPT)", "#14224E", "8", _DASHES["even dash"]),
     "kaisa_mem_opt_sharded": MethodStyle("KFAC (MEM-OPT, sharded)", "#3A2600", "s", _DASHES["long and short"]),
@@ -73,13 +74,14 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "eva": MethodStyle("Eva", "#F486D2", "p", _DASHES["dash-dot"]),
     "hylo": MethodStyle("HyLo", "#753604", "h", _DASHES["dash-dot-dot"]),
     "mac": MethodStyle("MAC", "#7D7BFF", "^", _DASHES["long and short"]),
+    "smac": MethodStyle("SMAC", "#362CFB", "P", _DASHES["dotted"]),
     "foof": MethodStyle("FOOF", "#2F1787", "8", _DASHES["sparse dots"]),
     "adafisher": MethodStyle("AdaFisher", "#7CC5A3", "v", _DASHES["long dash-dot"]),
     "kld_wrm": MethodStyle("KLD-WRM", "#8629BC", "H", _DASHES["dash-dot-dot"]),
     "dp_kfac": MethodStyle("DP-KFAC", "#2E9044", "d", _DASHES["dotted"]),
     "cgfac": MethodStyle("CG-FAC", "#989789", "D", _DASHES["sparse dots"]),
     "thermo_kfac": MethodStyle("Thermodynamic K-FAC", "#A81A07", "^", _DASHES["dotted"]),
-    "nadamw": MethodStyle("NadamW", "#A25617", "D", _DASHES["long dash"]),
+    "nadamw": MethodStyle("NadamW", "#D57DF0", "D", _DASHES["dash-dot"]),
     "schedule_free_adamw": MethodStyle("Schedule-free AdamW", "#734879", "s", _DASHES["short dash"]),
     "adafisher_convex": MethodStyle("AdaFisher (convex)", "#928F0E", "^", _DASHES["sparse dots"]),
     "kld_wrm_q": MethodStyle("KLD-WRM (Q)", "#71609A", "X", _DASHES["even dash"]),
@@ -96,6 +98,7 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "muon": MethodStyle("Muon", "#621A0A", "*", _DASHES["even dash"]),
     "muon_exact": MethodStyle("Muon (exact polar)", "#B8610D", "X", _DASHES["dotted"]),
     "normuon": MethodStyle("NorMuon", "#D2A372", "h", _DASHES["long dash-dot"]),
+    "soap_muon": MethodStyle("SOAP-Muon", "#B09DF2", "o", _DASHES["solid"]),
     "newton_muon": MethodStyle("Newton-Muon", "#2089AB", "s", _DASHES["long dash"]),
     "mkor_muon": MethodStyle("MKOR-Muon", "#3C66F2", "o", _DASHES["solid"]),
     "mkor_muon_exact": MethodStyle("MKOR-Muon (exact polar)", "#412DC2", "v", _DASHES["short dash"]),
@@ -105,8 +108,8 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "mkor_windowed": MethodStyle("MKOR (windowed)", "#632A89", "*", _DASHES["even dash"]),
     "mkor_equal_memory": MethodStyle("MKOR (equal memory)", "#E0A800", "v", _DASHES["even dash"]),
     "mkor_normalized": MethodStyle("MKOR (both sides acting)", "#C0400A", "p", _DASHES["long dash-dot"]),
-    "mkor_one_side": MethodStyle("MKOR (one side)", "#3B7D5A", "<", _DASHES["long and short"]),
-    "mkor_one_vector": MethodStyle("MKOR (one vector)", "#F99B07", ">", _DASHES["dash-dot"]),
+    "mkor_one_side": MethodStyle("MKOR (one side)", "#39755A", "<", _DASHES["long and short"]),
+    "mkor_one_vector": MethodStyle("MKOR (one vector)", "#8A0A0A", ">", _DASHES["dash-dot"]),
     "mkor_scaled": MethodStyle("MKOR (g × 65,536)", "#143170", "D", _DASHES["dotted"]),
     "mkor_adamw": MethodStyle("MKOR over AdamW", "#EB6F42", "o", _DASHES["long dash"]),
     "mkor_owners": MethodStyle("MKOR by owners", "#00B0C8", "H", _DASHES["sparse dots"]),
@@ -121,6 +124,15 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "mkor_h": MethodStyle("MKOR-H", "#2F015F", "d", _DASHES["long dash"]),
     "copy": MethodStyle("memory floor (copy)", "#9A9A9A", ".", _DASHES["sparse dots"]),
 }
+_RUNGS: Final = {
+    "one_vector": "mkor_one_vector",
+    "one_side": "mkor_one_side",
+    "both_sides": "mkor_normalized",
+    "kfac": "kaisa",
+}
+"""Labels of the ladder, and those by which other experiments know the same methods."""
+_OVER_ADAMW: Final = "_adamw"
+"""How labels of the ladder end that have a namesake over SGD; no panel shows both."""
 _SPARE_COLORS: Final = ("#AA3377", "#BBBB22", "#3B5B92", "#F08080", "#AA4499")
 _SPARE_MARKERS: Final = ("<", ">", "8", "H", "*", "d", "p")
 
@@ -195,9 +207,13 @@ def seaborn_looks(looks: Mapping[str, MethodStyle]) -> dict[str, Any]:
 
 
 def style_of(label: str) -> MethodStyle:
-    """Return the look of an optimizer label; that of an unlisted label depends on nothing but its name."""
+    """Return the look of an optimizer label; that of an unknown label depends on nothing but its name."""
     if label in STYLES:
         return STYLES[label]
+    rung = label.removesuffix(_OVER_ADAMW)
+    if (known := _RUNGS.get(rung, rung)) in STYLES:
+        look = STYLES[known]
+        return look if rung == label else replace(look, name=f"{look.name} over AdamW")
     code = zlib.crc32(label.encode())  # Python's own hash of a text differs from process to process
     color, marker = _SPARE_COLORS[code % len(_SPARE_COLORS)], _SPARE_MARKERS[code // 7 % len(_SPARE_MARKERS)]
     return MethodStyle(label.replace("_", " "), color, marker, list(_DASHES.values())[code // 53 % len(_DASHES)])

@@ -25,10 +25,10 @@ PROBES = ("field_steps",)
 
 FAMILIES: Final[Mapping[str, Sequence[str]]] = {
     "First order": ("sgd", "adamw", "nadamw", "lamb", "schedule_free_adamw", "adafisher", "adafisher_convex"),
-    "Muon": ("muon", "muon_exact", "normuon", "newton_muon", "mkor_muon", "mkor_muon_exact"),
+    "Muon": ("muon", "muon_exact", "normuon", "newton_muon", "soap_muon", "mkor_muon", "mkor_muon_exact"),
     "Shampoo": ("shampoo", "distributed_shampoo", "soap", "soap_period_1", "kl_shampoo", "sketchy", "psgd_kron"),
-    "KFAC": ("kaisa", "dp_kfac", "thermo_kfac", "rs_kfac", "b_kfac", "cgfac", "cgfac_block"),
-    "Other natural gradients": ("kld_wrm", "kld_wrm_q", "singd", "hylo", "eva"),
+    "KFAC": ("kaisa", "kaisa_again", "dp_kfac", "thermo_kfac", "rs_kfac", "b_kfac", "cgfac", "cgfac_block"),
+    "Other natural gradients": ("kld_wrm", "kld_wrm_q", "singd", "hylo", "eva", "foof", "mac", "smac"),
     "MKOR": ("mkor", "mkor_h", "mkor_windowed", "mkor_normalized"),
 }
 """The labels that one panel shows in color."""
@@ -52,10 +52,12 @@ _ROW_INCHES: Final = 0.135
 _NOTES: Final = (
     "Above: the share of (target, seed) pairs in which an optimizer takes at most so many times the iterations of the "
     "best one, the mean over autoencoder (SGD), AlexNet and language model; bands: intervals of a bootstrap that draws "
-    "workloads, and of each of them seeds; gray: the other families. Labels of one workload alone have no profile",
-    "Below: iterations to eight targets over those of the base optimizer, geometric mean and interval over seeds, "
-    "below 1 in the method's favor; methods without a base are compared to the one named above the panel, which has a "
-    "bare marker; a run that misses a target enters with its budget",
+    "workloads, and of each of them tuning studies, or the seeds of a single one; gray: the other families. Labels of "
+    "one workload alone have no profile",
+    "Targets are what the base reaches after 30, 40, ... 100 % of its steps, without trivial and early ones. Below: "
+    "iterations to these targets over those of the base optimizer, geometric mean and interval, below 1 in the "
+    "method's favor; methods without a base are compared to the one named above the panel, which has a bare marker; a "
+    "run that misses a target enters with its budget",
     "At the bottom: the target's metric, its median over seeds (thin lines), of fine-tuning through Kronecker adapters "
     "and of a recurrent network with Kronecker-product weights",
     "cosine, norm: of a matrix's step against the step of SGD with the same gradients, rate and momentum, a dot for "
@@ -135,7 +137,7 @@ def _name_lines(axes: Axes, heights: Mapping[str, float]) -> None:
 
 def _draw_curves(axes: Axes, contest: Contest) -> None:
     """Draw the target's metric over the iterations, a named curve for each label."""
-    goal = contest.sweep.targets[0]
+    goal = contest.sweep.goal
     shown = panels.ended(contest.metrics, goal.split, goal.metric)
     panels.loss_axis(axes, shown)
     panels.draw_curves(axes, shown, x="step", scale=1.0)

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from workflow.bench.analysis.tuning_budget import Search, search
+from workflow.bench.analysis.tuning_budget import Search, has_several, search
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -32,15 +32,20 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw the best value after each number of trials, with a panel for each workload of each experiment.
 
     Raises:
-        NoDataError: there are no trials.
+        NoDataError: there are no trials, or none that can be shown.
     """
     trials = results.trials()
     if trials.empty:
         raise NoDataError("no trials of tuning; run python -m workflow.bench.tune")
-    searches = {
-        (str(experiment), str(workload)): search(rows)
+    by_workload = {
+        (str(experiment), str(workload)): rows
         for (experiment, workload), rows in trials.groupby(["experiment", "workload"], sort=False)
     }
+    # The table does not say to which of a workload's sizes a trial belongs.
+    several = {names for names, rows in by_workload.items() if has_several(rows)}
+    searches = {names: search(rows) for names, rows in by_workload.items() if names not in several}
+    if not searches:
+        raise NoDataError("the trials are those of workloads that were tuned at several sizes; none can be shown")
     rows = -(-len(searches) // _COLUMNS)
     figure, axes = style.new_figure(rows, _COLUMNS, height=0.4 + 1.45 * rows)
     for panel, (names, found) in zip(axes.flat, searches.items(), strict=False):
@@ -53,6 +58,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     if any(max(found.studies) > 1 for found in searches.values()):
         legend.append(page.band_entry("range over studies"))
     notes = [_STATISTIC, _sizes(searches), *_failures(searches)]
+    if several:
+        places = ", ".join(f"{experiment} {style.workload_name(workload)}" for experiment, workload in sorted(several))
+        notes.append(f"Not shown, since they were tuned at several sizes: {places}")
     text = page.caption(results, pd.DataFrame(), notes=notes)
     return page.save(figure, folder, "fig19_tuning_budget", legend=legend, caption=text)
 

@@ -1,4 +1,4 @@
-"""Figure 20 (ours): iterations to eight targets, and performance profiles, for every experiment with a target."""
+"""Figure 20 (ours): iterations to what the base reaches, and performance profiles, by experiment with a target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.time_to_target import SHARES, NoSweepError, TargetSweep, profiles, target_sweep
+from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, profiles, target_sweep
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -25,9 +25,10 @@ _POINTS: Final = 6.5  # of the letters at the axes: the panels are small
 _LARGEST_FACTOR: Final = 8.0
 """The right end of the axis of factors, unless all factors are smaller."""
 _NOTES: Final = (
-    "Targets are spaced evenly from 30 % to 100 % of what the base optimizer gains, from its first evaluation to its "
-    "mean last one, in the metric of the experiment's target. Above: iterations at which the smoothed metric crosses "
-    "each; a curve ends where runs miss the target, and a band that reaches the top has no upper bound",
+    "Targets are what the base optimizer reaches after 30, 40, ... 100 % of its own steps (the mean over its seeds of "
+    "the smoothed metric of the experiment's target). Those that are no better than the trivial predictor, or that the "
+    "base crosses by its third evaluation, are left out. Above: iterations at which the smoothed metric crosses each; "
+    "a curve ends where runs miss the target, and a band that reaches the top has no upper bound",
     "Below: the share of (target, seed) pairs in which an optimizer takes at most so many times the iterations of the "
     "best one; pairs that no optimizer solves are left out",
 )
@@ -63,7 +64,7 @@ def _sweeps(results: Results) -> Iterator[_Shown | str]:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw iterations over the share of the base optimizer's gain, and below the performance profile, by experiment.
+    """Draw iterations over the share of the base optimizer's steps, and below the performance profile, by experiment.
 
     Raises:
         NoDataError: there is no run.
@@ -77,7 +78,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes = [*_NOTES, *([f"Not shown: {'; '.join(left_out)}"] if left_out else [])]
     if not shown:
         figure, axes = style.new_figure(1, 1, height=1.0)
-        panels.explain_empty(axes[0, 0], "no experiment has runs with a target and a base optimizer that gains")
+        panels.explain_empty(axes[0, 0], "no experiment has runs with a target that tells of training")
         runs = pd.concat([results.runs(name) for name in names], ignore_index=True)
         text = page.caption(results, runs, notes=notes)
         return page.save(figure, folder, "fig20_target_sweep", legend=[], caption=text)
@@ -108,7 +109,7 @@ def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:
         {"optimizer": label, "seed": seed, "status": "finished", "step": share, "value": steps, "train_seconds": 0.0}
         for label, course in sweep.courses.items()
         for seed, crossings in course.crossings.items()
-        for share, steps in zip(SHARES, crossings, strict=True)
+        for share, steps in zip(sweep.targets, crossings, strict=True)
     ]
     taken = pd.DataFrame(rows)
     finite = taken.loc[np.isfinite(taken["value"]) & (taken["value"] > 0), "value"]
@@ -148,6 +149,6 @@ def _name_axes(axes: np.ndarray) -> None:
         is_upper = number % 2 == 0
         row[0].set_ylabel("iterations" if is_upper else "solved (%)", fontsize=7)
         for panel in (panel for panel in row if panel.figure is not None):
-            name = "share of the gain (%)" if is_upper else "factor of the best"
+            name = "base's steps (%)" if is_upper else "factor of the best"
             panel.set_xlabel(name, fontsize=_POINTS, labelpad=2)
             panel.tick_params(labelsize=_POINTS, pad=2)

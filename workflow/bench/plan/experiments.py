@@ -146,11 +146,12 @@ class Experiments:
         return Experiment(name, content["title"], content["paper"], jobs, tuple(tuned_optimizers), most)
 
     def _tuned_values(self, name: str, like: str) -> TunedValues:
-        """Return an experiment's tuned values. like: the experiment of which another tier's values are taken."""
+        """Return an experiment's tuned values. like: the experiment whose values are taken, at this tier or another."""
         require_known(self._files[name], ("tuned_from",), like, "unknown experiment", self._contents)
         tuned = self._folder / "tuned"
         of_another = tuned / self._tier.tuned_like / f"{like}.yaml" if self._tier.tuned_like else None
-        return TunedValues(tuned / self._tier.name / f"{name}.yaml", self._signatures, of_another)
+        own, of_this = (tuned / self._tier.name / f"{one}.yaml" for one in (name, like))
+        return TunedValues(own, self._signatures, beside=of_this if like != name else None, like=of_another)
 
     def _source(
         self, file: Path, key: Key, start_from: Mapping[str, Any] | None, label: str, seed: int

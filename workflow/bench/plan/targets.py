@@ -31,16 +31,20 @@ class Target:
     metric: str
     direction: Literal["below", "above"]
     limit: float
+    trivial: float | None = None
+    """What the best constant prediction scores on the split, such as the mean image; None if nobody declared it."""
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Target:
         """Return the target that an experiment file's checked ``target`` describes."""
         direction: Literal["below", "above"] = "below" if "below" in given else "above"
-        return cls(given["split"], given["metric"], direction, float(given[direction]))
+        trivial = None if given.get("trivial") is None else float(given["trivial"])
+        return cls(given["split"], given["metric"], direction, float(given[direction]), trivial)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the target in the form of an experiment file."""
-        return {"split": self.split, "metric": self.metric, self.direction: self.limit}
+        declared = {} if self.trivial is None else {"trivial": self.trivial}
+        return {"split": self.split, "metric": self.metric, self.direction: self.limit, **declared}
 
     def describe(self) -> str:
         """Return the target in words: ``validation loss ≤ 5.2``."""
@@ -49,6 +53,13 @@ class Target:
     def holds(self, value: float) -> bool:
         """Return whether ``value`` reaches the target; NaN never does."""
         return value <= self.limit if self.direction == "below" else value >= self.limit
+
+    @property
+    def beats_trivial(self) -> bool:
+        """Whether whoever reaches the target is better than the trivial predictor; true where none is declared."""
+        if self.trivial is None:
+            return True
+        return self.limit < self.trivial if self.direction == "below" else self.limit > self.trivial
 
     def first_reached(self, evaluations: Iterable[Mapping[str, Any]]) -> Reached | None:
         """Return the first of a run's evaluations, in order, that reaches the target; None if none does (censored)."""

@@ -42,16 +42,25 @@ class UnfinishedError(ConfigError):
 class TunedValues:
     """The file config/tuned/<tier>/<experiment>.yaml; empty if it does not exist.
 
-    like: a file of another tier, for entries that this one lacks.
+    beside: the file of another experiment at the same tier, for entries that this one lacks.
+    like: a file of another tier, for entries that neither has.
 
     Raises:
         ConfigError: a file breaks its schema.
     """
 
-    def __init__(self, file: Path, signatures: Mapping[str, Signature], like: Path | None = None) -> None:
+    def __init__(
+        self,
+        file: Path,
+        signatures: Mapping[str, Signature],
+        *,
+        beside: Path | None = None,
+        like: Path | None = None,
+    ) -> None:
         self._file = file
         self._signatures = signatures
         self._records = read_records(file)
+        self._beside = TunedValues(beside, signatures) if beside is not None else None
         self._like = TunedValues(like, signatures) if like is not None else None
         self._outdated: list[str] = []
         self._resized: dict[str, None] = {}
@@ -88,6 +97,9 @@ class TunedValues:
                 where = f"{shown_path(self._file)}: {workload['name']}, {label_of(entry)}"
                 self._outdated.append(f"{where}: tuned with an older version of its block")
             return self._checked(entry, names, index)
+        # Values of this workload at this tier come before any of another tier.
+        if self._beside is not None and (index := self._beside._find(entry, names, workload)) is not None:
+            return self._beside._checked(entry, names, index)
         if self._like is None:
             return None
         index = self._like._find(entry, names, workload)

@@ -49,6 +49,7 @@ RUN_COLUMNS: Final[Columns] = {
     "hardware": str,
     "status": str,
     "reason": str,
+    "workload_parameters": dict,
     "hyperparameters": dict,
     "tuned": bool,
     # The number, from 0, of the tuning study whose values the run has.

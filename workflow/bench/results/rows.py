@@ -65,6 +65,7 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
             "hardware": summary.get("hardware", plan.hardware),
             # It may be the message of any exception.
             "reason": one_line(summary["reason"]),
+            "workload_parameters": {name: value for name, value in run.spec["workload"].items() if name != "name"},
             "hyperparameters": run.hyperparameters,
             "tuned": planned.study is not None,
             "study": planned.study,

@@ -126,10 +126,16 @@ def _target(text: str) -> Target:
     fields = _mapping(text)
     limits = [fields[name] for name in ("below", "above") if name in fields]
     is_named = isinstance(fields.get("split"), str) and isinstance(fields.get("metric"), str)
-    # math.isfinite raises an error for an integer that is too large for a float.
-    if not is_named or [type(limit) in (int, float) and abs(limit) <= sys.float_info.max for limit in limits] != [True]:
+    if not is_named or len(limits) != 1 or not all(map(_is_finite, (*limits, fields.get("trivial", 0)))):
         raise ValueError("not a target")
     return Target.parse(fields)
+
+
+def _is_finite(value: object) -> bool:
+    # math.isfinite raises an error for an integer that is too large for a float.
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 _PARSERS: Final[Mapping[type, Callable[[str], object]]] = {bool: _truth_value, dict: _mapping, Target: _target}

@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 import pandas as pd
 
 from workflow.bench.analysis.captions import as_rst
-from workflow.bench.analysis.estimates import Estimate
-from workflow.bench.analysis.wording import number
 from workflow.bench.results.sources import Sources
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.templates import render
@@ -103,9 +101,3 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[_Cell]]) -> str:
 
     lines = [columns, ["---"] * len(columns), *([cell.brief for cell in cells] for cells in rows)]
     return "".join(f"| {' | '.join(map(escaped, line))} |\n" for line in lines)
-
-
-def estimated(estimate: Estimate) -> str:
-    """Return the text of an estimate, with its interval if it has one."""
-    interval = f" [{number(estimate.low)}, {number(estimate.high)}]" if estimate.has_interval else ""
-    return f"{number(estimate.value)}{interval}"

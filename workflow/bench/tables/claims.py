@@ -10,6 +10,7 @@ import pandas as pd
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.finetuning_scores import PRETRAININGS
 from workflow.bench.claims import MARK, decide_all
+from workflow.bench.claims.over_lamb import HORIZONS
 from workflow.bench.results.tables import Results
 from workflow.bench.support.files import write_atomically
 from workflow.bench.tables._files import Narrow, write_table
@@ -24,7 +25,11 @@ EXPERIMENTS = (
     "alexnet_cifar100",
     "autoencoder_inversion",
     "autoencoder_lamb",
+    "autoencoder_horizons",
+    "bert_horizons",
 )
+OPTIONAL: Final = (*PRETRAININGS[1:], *HORIZONS.values())
+"""Experiments that only some tiers have."""
 PROBES = (
     "iteration_time",
     "cost_scaling",
@@ -60,9 +65,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes = [", ".join(f"{count} {verdict}" for verdict, count in counts.items())]
     if disputed.any():
         notes.append(f"{MARK}: the rule of this verdict is disputed, for the reason given below the table")
-    absent = [
-        name for name, frame in zip(EXPERIMENTS, runs, strict=True) if frame.empty and name not in PRETRAININGS[1:]
-    ]
+    absent = [name for name, frame in zip(EXPERIMENTS, runs, strict=True) if frame.empty and name not in OPTIONAL]
     absent += [f"probe {name}" for name in PROBES if not (results.root / "probes" / f"{name}.csv").exists()]
     title = "The paper's claims and their verdicts from these runs"
     about = caption(results, all_runs, notes=notes, absent=absent)

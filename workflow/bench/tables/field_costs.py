@@ -28,6 +28,8 @@ _NOTES: Final = (
     "Cosine and norm: the step of a matrix against the step that SGD would take with the same gradients, rate and "
     "momentum; medians over matrices and 20 steps, after 20 others. Least cosine is that of one matrix; norm spread "
     "the largest median norm over the least",
+    "Update RMS is the root mean square of the change that one step makes, over all weights with two or more "
+    "dimensions: the median over the evaluations of the label's runs; empty for runs from before it was recorded",
     "Ms a step is the mean of the idle rounds of step_time, with forward and backward pass; that of methods that "
     "simulate a device is left out",
 )
@@ -45,13 +47,28 @@ def make(results: Results, folder: Path) -> list[Path]:
     times = results.probe("step_time")
     idle = times[times["step_ms"].notna() & ~is_true(times["left_out"]) & ~is_true(times["again"])]
     ms = mean_ms(idle, ["experiment", "optimizer"]).to_dict()
-    rows = [_row(row, ms.get((row["experiment"], row["optimizer"]))) for row in steps.to_dict("records")]
+    rms = update_rms(results)
+    rows = [
+        _row(row, ms.get(which := (row["experiment"], row["optimizer"])), rms.get(which))
+        for row in steps.to_dict("records")
+    ]
     title = "What a step of every optimizer costs, and what it does to the gradient"
     text = footer(results, steps, notes=_NOTES)
     return write_table(pd.DataFrame(rows), folder, "field_costs", title=title, caption=text)
 
 
-def _row(row: dict[Any, Any], ms: float | None) -> dict[str, Any]:
+def update_rms(results: Results) -> dict[tuple[str, str], float]:
+    """Return the median over all evaluations of the update's root mean square, by experiment and label."""
+    found = {}
+    for experiment in EXPERIMENTS:
+        metrics = results.metrics(experiment)
+        recorded = metrics[(metrics["split"] == "train") & (metrics["metric"] == "update_rms")]
+        for label, values in recorded.groupby("optimizer")["value"]:
+            found[experiment, str(label)] = float(values.median())
+    return found
+
+
+def _row(row: dict[Any, Any], ms: float | None, rms: float | None) -> dict[str, Any]:
     method = str(row["optimizer"])
     return {
         "experiment": row["experiment"],
@@ -66,5 +83,6 @@ def _row(row: dict[Any, Any], ms: float | None) -> dict[str, Any]:
         "least cosine": number(row["least_cosine"]),
         "norm": number(row["norm"]),
         "norm spread": number(row["norm_spread"]),
+        "update RMS": "" if rms is None else number(rms),
         "data": from_rows("probes/field_steps.csv", experiment=row["experiment"], optimizer=method),
     }

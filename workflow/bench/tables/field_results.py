@@ -1,4 +1,4 @@
-"""Every optimizer of the field against its base: steps and time to eight targets, and where it ends."""
+"""Every optimizer of the field against its base: steps and time to its targets, and where it ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.estimates import Estimate, estimate
+from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.field import Contest, contests
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.time_to_target import SweptRatio
+from workflow.bench.analysis.target_sweep import SweptRatio
 from workflow.bench.analysis.wording import number
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.sources import from_runs
@@ -23,13 +23,17 @@ EXPERIMENTS = FIELD
 PROBES = ("step_time",)
 
 DIGITS: Final = 4
+LAST: Final = 3
+"""The last targets, whose mean stands beside that of all."""
 _NOTES: Final = (
     "Base is the optimizer that a method wraps; methods of their own are compared to the base that most methods of the "
     "experiment wrap. Reached: runs that cross the experiment's target. Steps and time are geometric means of the "
-    "optimizer's over its base's, below 1 in its favor, over eight targets from 30 % to 100 % of what the experiment's "
-    "base gains, paired by seed; a run that misses a target enters with its budget, which moves the ratio toward 1",
+    "optimizer's over its base's, below 1 in its favor, over the targets that the experiment's base reaches after 30, "
+    "40, ... 100 % of its steps, and over the last three of them, paired by seed; targets that are no better than the "
+    "trivial predictor, or that the base crosses by its third evaluation, are left out. A run that misses a target "
+    "enters with its budget, which moves the ratio toward 1; one that diverged with the longer budget of the two",
     "End is the last value of the target's metric, and end - base its difference, paired by seed; a run that did not "
-    "finish is left out of the difference",
+    "finish counts as infinitely bad in both",
     "Time is steps times the time of a step, which the probe step_time measures in turns. That of methods that "
     "simulate a device is no evidence and left out",
 )
@@ -51,9 +55,9 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 def _row(contest: Contest, label: str, times: StepTimes) -> dict[str, Any]:
     reached, runs = contest.reached(label)
-    ends = [value for value in contest.last(label).values() if math.isfinite(value)]
     base = contest.base_of(label)
     time = "" if base == label else contest.time(label, times)
+    last = "" if base == label else contest.time(label, times, LAST)
     return {
         "experiment": contest.experiment,
         "optimizer": label,
@@ -61,10 +65,12 @@ def _row(contest: Contest, label: str, times: StepTimes) -> dict[str, Any]:
         "target": contest.runs["target"].iloc[0].describe(),
         "reached": reached,
         "runs": runs,
-        **_parts("end", estimate(ends) if ends else None),
+        **_parts("end", contest.end(label)),
         **_parts("end - base", contest.loss_difference(label) if base != label else None),
         **_parts("steps / base", contest.steps(label).estimate if base != label else None),
         **_parts("time / base", time.estimate if isinstance(time, SweptRatio) else None),
+        **_parts("steps / base, last three", contest.steps(label, LAST).estimate if base != label else None),
+        **_parts("time / base, last three", last.estimate if isinstance(last, SweptRatio) else None),
         "no time": time if isinstance(time, str) else "",
         "data": from_runs(
             f"{contest.experiment}.runs.csv", contest.runs[contest.runs["optimizer"].isin([label, base])]

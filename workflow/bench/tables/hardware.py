@@ -13,9 +13,9 @@ from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.machines import Machine, StepTime, TargetTime
 from workflow.bench.analysis.time_to_target import rate_of
-from workflow.bench.analysis.wording import number
+from workflow.bench.analysis.wording import estimated, number
 from workflow.bench.results.tables import Results
-from workflow.bench.tables._files import estimated, write_table
+from workflow.bench.tables._files import write_table
 
 EXPERIMENTS = ("*",)
 PROBES = ("step_breakdown", "iteration_time", "step_time")
@@ -62,7 +62,7 @@ def _target_rows(targets: Sequence[TargetTime]) -> Iterator[dict[str, Any]]:
             "rate": rate_of(time.configuration),
             "inverse update period": time.configuration.period,
             "machine": time.machine,
-            "repeats or runs": time.iterations.took.n,
+            "repeats or runs": time.iterations.runs,
             "reached": time.iterations.reached,
             "iterations": estimated(time.iterations.took),
             "iterations measured on": time.iterations_from,

@@ -1,4 +1,4 @@
-"""Iterations and training time to each experiment's target, runs that never reached it, and speedups."""
+"""Iterations and training time to each experiment's target and to its base's final quality, and speedups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.estimates import studies_of
+from workflow.bench.analysis.field import common_base
+from workflow.bench.analysis.final_quality import break_even
 from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes, Training, mean_seconds, time_ratio
+from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, TargetSweep, target_sweep
 from workflow.bench.analysis.time_to_target import (
     Configuration,
     budgets,
@@ -20,25 +24,29 @@ from workflow.bench.analysis.time_to_target import (
     speedup,
     to_target,
     too_short,
+    varied,
 )
-from workflow.bench.analysis.wording import number
+from workflow.bench.analysis.wording import estimated, number
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import from_runs
 from workflow.bench.results.tables import NoDataError, Results
-from workflow.bench.tables._files import estimated, write_table
+from workflow.bench.tables._files import write_table
 
 EXPERIMENTS = ("*",)
 PROBES = ("step_time",)
 
 RIVAL: Final = "kaisa"
 """Optimizers are compared with their base, and with this one."""
+VIEWS: Final = ("mean of targets", "last target", "final quality")
 COLUMNS: Final = (
-    *("experiment", "workload", "dataset", "target", "optimizer", "rate", "inverse update period"),
+    *("experiment", "workload", "dataset", "varied", "target", "optimizer", "rate", "inverse update period"),
     *("runs", "reached", "iterations", "ms a step", "training seconds"),
     *("its base", "fewer iterations than its base", "less time than its base"),
-    *(f"fewer iterations than {RIVAL}", f"less time than {RIVAL}", "data"),
+    *(f"fewer iterations than {RIVAL}", f"less time than {RIVAL}", "targets"),
+    *(f"{saving} than its base, {view}" for saving in ("fewer iterations", "less time") for view in VIEWS),
+    *("break-even step over its base", f"break-even step over {RIVAL}", "data"),
 )
-_SHARED: Final = list(COLUMNS[:4])
+_SHARED: Final = list(COLUMNS[:5])
 """Columns with the same values in all runs that are compared with each other."""
 
 
@@ -78,8 +86,9 @@ def _faster(runs: pd.DataFrame, reference: pd.DataFrame | None, times: StepTimes
     # A ratio without these seeds would favor the side that did not reach the target, so no ratio is given.
     if short := [*too_short(theirs, ours, their_budget), *too_short(ours, theirs, our_budget)]:
         return f"{len(short)} of {len(theirs.keys() & ours.keys())} too short to tell"
-    compared = speedup(theirs, ours)
-    ratio = compared.ratio if times is None else time_ratio(times, *trainings)
+    studies = studies_of(runs, reference)
+    compared = speedup(theirs, ours, studies)
+    ratio = compared.ratio if times is None else time_ratio(times, trainings[0], trainings[1], studies)
     text = estimated(ratio).replace(number(math.inf), "∞") if ratio else ""
     undecided = f"{compared.undecided} undecided" if compared.undecided else ""
     return "; ".join(filter(None, [text, undecided]))
@@ -90,16 +99,54 @@ def _seconds(runs: pd.DataFrame, times: StepTimes) -> tuple[str, str]:
     training = Training.of(runs, to_target(runs, "steps"))
     if times.problem(*training.labels):
         return NOT_TESTED, NOT_TESTED
-    seconds = reaching(mean_seconds(times, training))
+    seconds = reaching(mean_seconds(times, training), studies_of(runs))
     ms = number(float(times.blocks(training.label).mean()))
     return ms, estimated(seconds.took) if seconds else ""
 
 
-def _rows(runs: pd.DataFrame, times: StepTimes) -> Iterator[dict[str, Any]]:
+def _sweep(runs: pd.DataFrame, metrics: pd.DataFrame) -> TargetSweep | str:
+    """Return the sweep over the targets that the base of most labels sets, or why there is none."""
+    base = common_base(runs)
+    if base is None:
+        return "no base optimizer has runs"
+    try:
+        return target_sweep(runs, metrics, base)
+    except NoSweepError as problem:
+        return str(problem)
+
+
+def _swept(sweep: TargetSweep | str, times: StepTimes, label: str, base: str) -> dict[str, str]:
+    """Return the cells of a label's ratios over the targets of a sweep, and of what its step may cost."""
+    if isinstance(sweep, str):
+        return {"targets": sweep}
+    cells = {"targets": f"{len(sweep.targets)} of {len(sweep.targets) + len(sweep.dropped)}"}
+    if label not in sweep.courses:
+        return cells
+    for rival, name in ((base, "its base"), (RIVAL, RIVAL)):
+        if rival in (label, None) or rival not in sweep.courses:
+            continue
+        timed = not times.problem(*sweep.training(rival).labels, *sweep.training(label).labels)
+        if FINAL in sweep.targets:
+            cells[f"break-even step over {name}"] = str(break_even(sweep.at(FINAL), times, label, rival) or "")
+        if rival == base:
+            parts = dict(
+                zip(VIEWS, (sweep, sweep.last(), sweep.at(FINAL) if FINAL in sweep.targets else None), strict=True)
+            )
+            for view, part in parts.items():
+                steps = part.steps_ratio(rival, label).estimate if part else None
+                seconds = part.time_ratio(times, rival, label).estimate if part and timed else None
+                cells[f"fewer iterations than its base, {view}"] = estimated(steps) if steps else ""
+                cells[f"less time than its base, {view}"] = (
+                    NOT_TESTED if not timed else estimated(seconds) if seconds else ""
+                )
+    return cells
+
+
+def _rows(runs: pd.DataFrame, metrics: pd.DataFrame, times: StepTimes) -> Iterator[dict[str, Any]]:
     """Yield one row for each configuration of runs that share experiment, workload, data and target."""
-    configurations = by_configuration(runs)
+    configurations, sweep = by_configuration(runs), _sweep(runs, metrics)
     for configuration, rows in configurations.items():
-        iterations = reaching(to_target(rows, "steps"))
+        iterations = reaching(to_target(rows, "steps"), studies_of(rows))
         if iterations is None:
             continue
         rate, base_label = configuration.hyperparameters.get("lr", math.nan), configuration.hyperparameters.get("base")
@@ -110,11 +157,12 @@ def _rows(runs: pd.DataFrame, times: StepTimes) -> Iterator[dict[str, Any]]:
             configuration.experiment,
             configuration.workload,
             configuration.dataset,
+            str(rows["varied"].iloc[0]),
             configuration.target.describe(),
             configuration.optimizer,
             rate_of(configuration),
             configuration.period,
-            iterations.took.n,
+            iterations.runs,
             iterations.reached,
             estimated(iterations.took),
             *_seconds(rows, times),
@@ -123,9 +171,11 @@ def _rows(runs: pd.DataFrame, times: StepTimes) -> Iterator[dict[str, Any]]:
             _faster(rows, base, times),
             _faster(rows, rival, None),
             _faster(rows, rival, times),
-            from_runs(f"{configuration.experiment}.runs.csv", compared),
         )
-        yield dict(zip(COLUMNS, values, strict=True))
+        # A target that a file sets is compared as ever; what the base reaches needs one run a label and seed.
+        swept = _swept(sweep, times, configuration.optimizer, str(base_label))
+        data = from_runs(f"{configuration.experiment}.runs.csv", compared)
+        yield dict(zip(COLUMNS, values, strict=False)) | swept | {"data": data}
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -139,22 +189,35 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"no *.runs.csv in {results.root}: run an experiment first.")
     runs = pd.concat(frames, ignore_index=True)
     aimed = runs.dropna(subset=["target"])
+    aimed = aimed.assign(varied=varied(aimed))
     times = StepTimes(results.probe("step_time"))
-    rows = [row for _, shared in aimed.groupby(_SHARED, sort=False) for row in _rows(shared, times)]
+    rows = [
+        row
+        for name, of_experiment in aimed.groupby("experiment", sort=False)
+        for metrics in (results.metrics(str(name)),)
+        for _, shared in of_experiment.groupby(_SHARED, sort=False)
+        for row in _rows(shared, metrics, times)
+    ]
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     table["inverse update period"] = table["inverse update period"].astype("Int64")
     notes = [
         "A run that ended without reaching its target counts as infinitely long: it is part of the median, which is "
-        "'not reached' if most runs never reach the target. Below six seeds the cell is a mean with a t interval, or a "
-        "median without an interval if a run never reached the target",
+        "'not reached' if most runs, or runs of most tuning studies, never reach the target. Below six of them the "
+        "cell is a mean with a t interval, or a median without an interval if a run never reached the target",
         "A factor above 1, paired by seed, favors the optimizer. It is ∞ if the other side diverged, or took longer "
         "without reaching the target; seeds on which neither side reaches it are undecided and left out. Too short to "
         "tell: a run ended without reaching the target before the other side reached it, so that it is unknown which "
         "is faster. A target is reached where the metric, smoothed by the monotone curve nearest to it, crosses it "
         "between two evaluations",
-        "A label that was tuned in several studies has the rates of all of them, and its seeds take them in turn. The "
-        "intervals here take all seeds as independent, which those of one study are not: where there are several "
-        "studies they are too short, and the claims have those of the studies' means",
+        "Targets: of eight, what the base of most labels reaches after 30, 40, ... 100 % of its steps, those that are "
+        "better than the trivial predictor and that the base crosses after its third evaluation. Final quality is the "
+        "target at 90 %. Ratios to these targets are geometric means, with intervals over the tuning studies; a run "
+        "that misses a target enters with its budget, one that diverged with the longer budget of the two",
+        "Break-even: the multiple of the other's step time below which the optimizer takes less time to final quality, "
+        "which is the ratio of iterations; here: the multiple that step_time measured, at which it wins, loses, or "
+        "neither can be told",
+        "A label that was tuned in several studies has the rates of all of them, and its seeds take them in turn. All "
+        "intervals then are those of the means of the studies; a study of which a run misses the target has no mean",
         "Seconds are iterations times the time of a step, which the probe step_time measures in turns on an idle "
         "machine; the interval of a ratio holds the variance over seeds and that of the step times",
     ]

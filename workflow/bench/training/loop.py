@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -84,21 +85,26 @@ class Loop:
         evaluate_every = self._parts.run.spec["evaluate_every"]
         save_every = self._setting.checkpoint_steps or self._steps + 1
         batches = self._batches()
+        before: Sequence[Tensor] = ()
         if account.steps_done == 0:
-            self._evaluate()  # the row of the untrained model
+            self._evaluate(before)  # the row of the untrained model
         self._looked_at = clock.last
         while account.steps_done < self._steps:
             clock.switch("data")
             next_step = account.steps_done + 1
-            if self._parts.preconditioner is not None and (next_step % evaluate_every == 0 or next_step == self._steps):
-                self._parts.preconditioner.compare_next_step()
+            is_evaluated = next_step % evaluate_every == 0 or next_step == self._steps
+            if is_evaluated:
+                clock.switch("evaluation")
+                before = sampled_matrices(self._parts.model)
+                if self._parts.preconditioner is not None:
+                    self._parts.preconditioner.compare_next_step()
             loss = self._step(micro_batches(next(batches), self._parts.share.micro_batches))
             # Kept, not read: reading a loss in every step would make the CPU wait for the GPU.
             state.losses.append(loss)
             account.steps_done += 1
             is_last = account.steps_done == self._steps
-            if account.steps_done % evaluate_every == 0 or is_last:
-                self._evaluate()
+            if is_evaluated:
+                self._evaluate(before)
             if account.steps_done % save_every == 0 and not is_last:
                 state.save()
             if self._asked_to_stop() and not is_last:
@@ -158,8 +164,10 @@ class Loop:
             parts.scheduler.step()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, before: Sequence[Tensor]) -> None:
         """Append the mean training loss since the last evaluation, and the validation metrics, to metrics.csv.
+
+        before: `sampled_matrices` before the last step; none before the first.
 
         Raises:
             DivergedError: a loss, weight or factor is not finite, on any rank.
@@ -179,6 +187,8 @@ class Loop:
             raise DivergedError(f"the validation loss is {validation['loss']} after step {steps_done}")
         values = {} if losses is None else {("train", "loss"): losses.double().mean().item()}
         values |= {("train", metric): value for metric, value in training.items()}
+        if before:
+            values["train", "update_rms"] = update_rms(self._parts.model, before)
         values |= {("preconditioner", metric): value for metric, value in effects(self._parts.preconditioner).items()}
         # Metrics other than the loss may be undefined, such as a correlation with a constant: they get no row.
         values |= {("validation", metric): value for metric, value in validation.items() if math.isfinite(value)}
@@ -295,6 +305,24 @@ def non_finite(parts: Parts, losses: Tensor | None, steps_done: int) -> str | No
     if parts.preconditioner is not None and (layers := parts.preconditioner.non_finite_layers()):
         return f"the factors of {layers[0]} are not finite after step {steps_done}"
     return None
+
+
+_SAMPLED: Final = 65536
+"""Entries of a matrix that `sampled_matrices` copies: all of them would raise the peak memory of a large run."""
+
+
+def sampled_matrices(model: nn.Module) -> list[Tensor]:
+    """Return a copy of evenly spaced entries of each weight with two or more dimensions, at most 65,536 of each."""
+    matrices = (weight.detach().flatten() for weight in model.parameters() if weight.ndim > 1)
+    return [entries[:: math.ceil(len(entries) / _SAMPLED)].clone() for entries in matrices]
+
+
+def update_rms(model: nn.Module, before: Sequence[Tensor]) -> float:
+    """Return the root mean square, over a model's matrices, of the change since ``before`` (`sampled_matrices`)."""
+    sizes = [weight.numel() for weight in model.parameters() if weight.ndim > 1]
+    changes = zip(sampled_matrices(model), before, strict=True)
+    squares = torch.stack([(after - start).double().square().mean() for after, start in changes])
+    return math.sqrt(float(squares @ squares.new_tensor(sizes)) / sum(sizes))
 
 
 def is_overflow(problem: BaseException) -> bool:

@@ -98,7 +98,7 @@ def display_names(name: str, **given: Any) -> tuple[str, str]:
     Raises:
         ValueError: a name or value is wrong; the message is one line.
     """
-    return _class(name).display_names(resolve(name, **given))
+    return _class(name).shown_names(resolve(name, **given))
 
 
 def _class(name: str) -> type[Workload]:

@@ -60,7 +60,7 @@ class Workload(ABC):
         self.parameters = parameters
         self.for_tuning = for_tuning
         self.batch_size: int = parameters["batch_size"]
-        self.model_name, self.dataset_name = self.display_names(parameters)
+        self.model_name, self.dataset_name = self.shown_names(parameters)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -81,6 +81,12 @@ class Workload(ABC):
     def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
         """Return the names of the model and the data in tables, without loading any data."""
 
+    @classmethod
+    def shown_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
+        """Return `display_names`; the model's says so if its inputs are centred (`centre_inputs`)."""
+        model, data = cls.display_names(parameters)
+        return (f"{model}, centred inputs" if parameters.get("centred_inputs") else model), data
+
     @cached_property
     def weight_bytes(self) -> int:
         """Bytes of a model's parameters and buffers, counted without allocating them."""
@@ -94,7 +100,10 @@ class Workload(ABC):
         The random generators keep their state.
         """
         with temporary_seed(seed):
-            return self.architecture(self.parameters)
+            model = self.architecture(self.parameters)
+        if self.parameters.get("centred_inputs"):
+            centre_inputs(model)
+        return model
 
     def load_initial_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         """Load ``weights``, the final ones of another run, into a new ``model``.
@@ -163,6 +172,37 @@ class Workload(ABC):
     def evaluate_training(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         """Return metrics on training data other than the training loss; none by default. See `evaluate`."""
         return {}
+
+
+CENTRING_DECAY: Final = 0.9
+"""The weight of earlier batches in the mean that `centre_inputs` subtracts."""
+
+
+def centre_inputs(model: nn.Module) -> None:
+    """Subtract a running mean from the inputs of each Linear and Conv2d: of a feature or, in a Conv2d, of a channel.
+
+    The mean counts each earlier batch `CENTRING_DECAY` times the next one, and is updated in training mode, before it
+    is subtracted; it is a constant for the gradients. The layer computes ``W (x - mean) + b``, which changes what the
+    layer's parameters mean and not the functions that they can express.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            size = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+            layer.register_buffer("input_sum", layer.weight.new_zeros(size))
+            layer.register_buffer("input_weight", layer.weight.new_zeros(()))
+            layer.register_forward_pre_hook(_centred)
+
+
+def _centred(layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    (x,) = inputs  # [..., features] or [n, channels, height, width]
+    total, weight = layer.get_buffer("input_sum"), layer.get_buffer("input_weight")
+    channels_last = x.movedim(1, -1) if isinstance(layer, nn.Conv2d) else x
+    if layer.training:
+        with torch.no_grad():
+            total.lerp_(channels_last.detach().flatten(0, -2).mean(0).to(total.dtype), 1 - CENTRING_DECAY)
+            weight.lerp_(torch.ones_like(weight), 1 - CENTRING_DECAY)
+    mean = (total / weight.clamp(min=torch.finfo(weight.dtype).tiny)).to(x.dtype)
+    return x - (mean[:, None, None] if isinstance(layer, nn.Conv2d) else mean)
 
 
 def totals(team: Team, *values: float) -> list[float]:

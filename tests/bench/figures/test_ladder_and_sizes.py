@@ -1,0 +1,202 @@
+"""Figures 21 to 23 and the ladder's table, from results set by hand."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from tests.support.figures import caption_of, figure_of, legend_of, lines_of, texts_in, xs, ys
+from tests.support.synthetic_ladder import (
+    ITERATIONS,
+    LADDER,
+    SIZES,
+    SPEEDUPS,
+    STEPS,
+    WIDTHS,
+    deviation,
+    iterations,
+    write_batch_sizes,
+    write_ladder,
+    write_widths,
+)
+from workflow.bench.analysis.ladder import BASES, RUNGS
+from workflow.bench.figures import _style as style
+from workflow.bench.figures.fig21_ladder import _LOOKS
+from workflow.bench.make_artefact import main
+from workflow.bench.results.tables import Results
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("results") / "test-cpu" / "evidence"
+    return write_widths(write_batch_sizes(write_ladder(root)))
+
+
+@pytest.fixture(scope="module")
+def draw(root: Path):
+    """Draw a figure, the first time that a test asks for it."""
+    yield cache(lambda name: figure_of(name, Results(root)))
+    plt.close("all")
+
+
+def markers(axes: Axes, base: str, *, hollow: bool) -> dict[float, float]:
+    """Return the values of a base optimizer's markers by row."""
+    look = _LOOKS[base]
+    chosen = [
+        line
+        for line in axes.lines
+        if line.get_marker() == look.marker and (line.get_markerfacecolor() == "white") == hollow
+    ]
+    return {ys(line)[0]: xs(line)[0] for line in chosen if to_rgb(line.get_color()) == to_rgb(look.color)}
+
+
+def test_fig21_draws_the_shares_of_kfac_s_gain_in_a_row_for_each_rung(draw):
+    """Truth: the logarithms of the speeds, of which KFAC's is the whole. Over three studies deviations add up to 0."""
+    figure = draw("fig21_ladder")
+    autoencoder, alexnet = figure.axes[:2]
+    assert [panel.get_title() for panel in (autoencoder, alexnet)] == ["Autoencoder", "AlexNet"]
+    speeds = LADDER["autoencoder", "sgd", False]
+    shown = markers(autoencoder, "sgd", hollow=False)
+    truth = {row: 100 * math.log(speeds[rung]) / math.log(4) for row, rung in enumerate([*RUNGS][:-1])}
+    assert {round(row): value for row, value in shown.items()} == pytest.approx(truth)
+    assert [label.get_text() for label in autoencoder.get_yticklabels()] == [*RUNGS.values()][:-1]
+    assert markers(alexnet, "adamw", hollow=False) == {}
+    assert texts_in(alexnet) == ["over AdamW: KFAC gains nothing"]
+
+
+def test_fig21_sets_centred_inputs_beside_plain_ones(draw):
+    """Truth: the speeds. MKOR takes 1 / 2.6 of SGD's iterations on the autoencoder, and as many with centred inputs."""
+    figure = draw("fig21_ladder")
+    autoencoder, alexnet = figure.axes[2:]
+    for hollow, speeds in ((False, (2.6, 3.0, 4.0)), (True, (1.0, 1.5, 2.0))):
+        shown = markers(autoencoder, "sgd", hollow=hollow)
+        assert [*shown.values()] == pytest.approx([1 / speed for speed in speeds], rel=0.01)
+        assert [round(row) for row in shown] == [0, 1, 2]
+    assert [round(row) for row in markers(alexnet, "adamw", hollow=False)] == [3, 5]
+    assert texts_in(autoencoder) == ["over SGD: holds"]
+    assert texts_in(alexnet) == ["over SGD: fails over AdamW: holds"]
+
+
+def test_fig21_says_what_the_runs_decide(draw):
+    caption = caption_of(draw("fig21_ladder"))
+    assert "Declared before the runs: MKOR's gain vanishes where inputs are centred" in caption
+    assert "In general: open (holds: Autoencoder; fails: AlexNet)" in caption
+    assert (
+        "MKOR's left factor (mkor against one_side) saves iterations over SGD on 1 of 2 workloads (AlexNet)" in caption
+    )
+
+
+def test_fig21_differs_in_marker_and_fill_where_it_differs_in_color():
+    assert len({look.marker for look in _LOOKS.values()}) == len(BASES)
+
+
+def test_fig22_draws_the_iterations_of_each_label_over_the_batch(draw):
+    """Truth: 90 iterations at the smallest batch, fallen by a power; deviations of three studies add up to 0."""
+    figure = draw("fig22_batch_size")
+    upper = figure.axes[0]
+    for label in ("mkor", "kaisa", "muon"):
+        (line,) = (one for one in lines_of(upper, label, style.style_of(label).marker) if len(xs(one)) == len(SIZES))
+        power = ITERATIONS["autoencoder"][label]
+        assert ys(line) == pytest.approx([iterations(power, size) for size in SIZES])
+        assert np.round(np.log2(xs(line))).tolist() == np.log2(SIZES).tolist()
+    assert upper.get_title() == "Autoencoder\nvalidation loss ≤ 0.8"
+    assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == [str(size) for size in SIZES]
+
+
+def test_fig22_marks_runs_that_do_not_arrive_as_bounds(draw):
+    """Truth: SGD never reaches the target on the autoencoder and ends after its budget."""
+    figure = draw("fig22_batch_size")
+    (bounds,) = [line for line in lines_of(figure.axes[0], "sgd", "^") if xs(line)]
+    assert ys(bounds) == pytest.approx([STEPS] * len(SIZES))
+    assert bounds.get_markerfacecolor() == "white"
+    assert "lower bound" in legend_of(figure)
+    assert not [line for line in lines_of(figure.axes[2], "sgd") if xs(line)]
+
+
+def test_fig22_compares_with_an_optimizer_that_always_arrives(draw):
+    figure = draw("fig22_batch_size")
+    assert [panel.get_ylabel() for panel in figure.axes[2:]] == ["speedup over NadamW", "speedup over AdamW"]
+    (line,) = (one for one in lines_of(figure.axes[2], "mkor", "o") if len(xs(one)) == len(SIZES))
+    truth = [iterations(0.25, size) / iterations(0.5, size) for size in SIZES]
+    assert ys(line) == pytest.approx(truth)
+    caption = caption_of(figure)
+    assert "MKOR (exact rule) holds (-0.25" in caption
+    assert "KFAC (KAISA) not tested" in caption
+
+
+def test_fig23_draws_speedups_and_the_predicted_one(draw):
+    """Truth: the speeds; the line through the first two has s(128)^2 / s(64) at the third width."""
+    figure = draw("fig23_width")
+    for panel, title in zip(figure.axes[:2], ("at the final quality", "over the sweep"), strict=True):
+        assert panel.get_title() == title
+        for label, speeds in SPEEDUPS.items():
+            lines = lines_of(panel, label, style.style_of(label).marker)
+            (measured,) = (ys(line) for line in lines if len(xs(line)) == len(WIDTHS))
+            (predicted,) = (ys(line) for line in lines if line.get_markerfacecolor() == "white")
+            assert measured == pytest.approx(speeds)
+            assert predicted == pytest.approx([speeds[1] ** 2 / speeds[0]])
+
+
+def test_fig23_draws_slopes_and_decisions(draw):
+    """Truth: the slope of three points at equal distances is that of the outer two."""
+    figure = draw("fig23_width")
+    panel = figure.axes[3]
+    labels = style.in_order(SPEEDUPS)
+    for row, label in enumerate(labels):
+        (marker,) = lines_of(panel, label, style.style_of(label).marker)
+        first, _, last = SPEEDUPS[label]
+        ends = [deviation(label, study, 2) - deviation(label, study, 0) for study in range(3)]
+        assert (xs(marker)[0], ys(marker)[0]) == pytest.approx(
+            ((math.log(last / first) + fmean(ends)) / math.log(4), row)
+        )
+    written = [text for text in texts_in(panel) if text != "prediction"]
+    assert len(written) == len(labels)
+    assert written[labels.index("kaisa")] == "fails"
+    assert "Declared before the runs: at width 256" in caption_of(figure)
+
+
+def test_the_ladder_s_table_has_a_row_for_each_rung(root: Path, tmp_path: Path):
+    """Truth: the speeds; all runs of the row's label, its base and KFAC are named."""
+    assert main(["ladder", "--results", str(root), "--out-dir", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "ladder.csv", dtype=str, keep_default_na=False)
+    rows = table.set_index(["workload", "base", "inputs", "label"])
+    assert len(rows) == sum(map(len, LADDER.values()))
+    mac = rows.loc["autoencoder", "sgd", "plain", "mac"]
+    assert mac["iterations / base"].startswith("0.5 [0.4")
+    assert mac["share of KFAC's gain"].startswith("0.5 [0.")
+    assert mac["studies"] == "3"
+    assert len(mac["data"].removeprefix("ladder.runs.csv: runs ").split(", ")) == 9
+    assert rows.loc["alexnet", "adamw", "plain", "mkor_adamw"]["share of KFAC's gain"] == "KFAC gains nothing"
+    centred = rows.loc["alexnet", "sgd", "centred", "mkor"]
+    assert centred["prediction"] == "fails"
+    assert centred["gain left by centring"].startswith(f"{math.log(1.7) / math.log(1.8):.3g} [")
+    assert set(table.loc[table["label"] != "mkor", "prediction"]) == {"", "holds"}
+    text = (tmp_path / "ladder.md").read_text()
+    assert "MKOR's memory (one_side against one_vector) saves iterations over SGD on 0 of 2 workloads" in text
+
+
+@pytest.mark.parametrize("name", ["fig21_ladder", "fig22_batch_size", "fig23_width", "ladder"])
+def test_a_tier_without_the_experiment_says_so_in_one_line(name, tmp_path: Path, capsys):
+    assert main([name, "--results", str(tmp_path), "--out-dir", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith(f"{name}: no rows in ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "write"), [("fig22_batch_size", write_batch_sizes), ("fig23_width", write_widths)])
+def test_single_runs_are_drawn_and_decide_nothing(name, write, tmp_path: Path):
+    figure: Figure = figure_of(name, Results(write(tmp_path, range(1), 1)))
+    caption = caption_of(figure)
+    assert "MKOR (exact rule) open (" in caption
+    assert not any(f" {decided} (" in caption for decided in ("holds", "fails"))

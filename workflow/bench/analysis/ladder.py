@@ -1,0 +1,272 @@
+"""The ladder from one mean input to KFAC: shares of KFAC's gain, and the prediction that was declared before the runs.
+
+docs/experiments/ladder.md states the rules in words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal
+
+import pandas as pd
+
+from workflow.bench.analysis.estimates import Estimate, ratio_of_means
+from workflow.bench.analysis.study_ratios import log_ratios
+from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, target_sweep
+from workflow.bench.results.columns import ENDED
+from workflow.bench.results.tables import NoDataError, Results
+
+EXPERIMENT: Final = "ladder"
+BASES: Final[Mapping[str, str]] = {"sgd": "", "adamw": "_adamw"}
+"""The suffix of the labels over each base optimizer."""
+RUNGS: Final[Mapping[str, str]] = {
+    "mac": "MAC",
+    "one_vector": "one vector",
+    "one_side": "one side",
+    "mkor": "MKOR",
+    "both_sides": "both sides acting",
+    "foof": "FOOF",
+    "kfac": "KFAC",
+}
+"""The rungs, from the one that keeps least of a layer, with their names."""
+TOP: Final = "kfac"
+STEPS: Final[Mapping[str, tuple[str, str]]] = {
+    "MKOR's left factor": ("mkor", "one_side"),
+    "MKOR's memory": ("one_side", "one_vector"),
+}
+"""What may be worth something: the rung that has it, and the one that lacks it."""
+NAMES: Final = {"sgd": "SGD", "adamw": "AdamW"}
+NO_GAIN: Final = "KFAC gains nothing"
+HALF: Final = 0.5
+"""The prediction says that less than this share of MKOR's gain remains where inputs are centred."""
+_MOST_FAIL: Final = 1
+_LEAST_HOLD: Final = 3
+
+Decision = Literal["holds", "fails", "open", "not tested"]
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """One workload over one base optimizer, with plain or centred inputs: its runs and their sweep of targets."""
+
+    workload: str
+    base: str
+    centred: bool
+    runs: pd.DataFrame
+    """Its rows of ``ladder.runs.csv`` that have ended."""
+    sweep: TargetSweep
+
+    @property
+    def rungs(self) -> list[str]:
+        """The rungs that have runs."""
+        return [rung for rung in RUNGS if self.label(rung) in self.sweep.courses]
+
+    def label(self, rung: str) -> str:
+        """Return the label of a rung."""
+        return f"{rung}{BASES[self.base]}"
+
+    def ratio(self, rung: str) -> Estimate | None:
+        """Return the iterations of a rung over those of the base optimizer; None if it has no runs to compare."""
+        return self.compared(self.label(rung), self.base)
+
+    def compared(self, above: str, below: str) -> Estimate | None:
+        """Return the iterations of one label over those of another; None if one of them has no runs to compare."""
+        known = self.sweep.courses
+        return self.sweep.steps_ratio(above, below).estimate if above in known and below in known else None
+
+    @cached_property
+    def gains(self) -> Mapping[str, Mapping[int, float]]:
+        """Minus the logarithms of the rungs' iterations over the base's, by rung and study."""
+        return {
+            rung: {study: -ratio for study, ratio in log_ratios(self.sweep, self.label(rung), self.base).items()}
+            for rung in self.rungs
+        }
+
+    def share(self, rung: str) -> Estimate | None:
+        """Return the share of KFAC's gain that a rung keeps; None for the reason that `no_share` gives."""
+        return ratio_of_means(self.gains.get(rung, {}), self.gains.get(TOP, {}))
+
+    def no_share(self, rung: str) -> str:
+        """Return why a rung has no `share`; empty if it has one."""
+        if self.share(rung) is not None:
+            return ""
+        if TOP not in self.gains:
+            return "no runs of KFAC"
+        shared = self.gains.get(rung, {}).keys() & self.gains[TOP].keys()
+        return NO_GAIN if len(shared) > 1 else "fewer than two studies"
+
+
+def ladders(results: Results) -> tuple[list[Ladder], list[str]]:
+    """Return the ladders that have runs, and for each one without a sweep of targets why it has none, a clause.
+
+    Raises:
+        NoDataError: there is no run of the experiment, or no ladder.
+    """
+    runs, metrics = results.some_runs(EXPERIMENT), results.metrics(EXPERIMENT)
+    runs = runs[runs["status"].isin(ENDED)]
+    centred = runs["workload_parameters"].map(is_centred).astype(bool)
+    found: list[Ladder] = []
+    left_out: list[str] = []
+    for workload in dict.fromkeys(runs["workload"].astype(str)):
+        for base, suffix in BASES.items():
+            labels = [base, *(f"{rung}{suffix}" for rung in RUNGS)]
+            for inputs in (False, True):
+                chosen = (runs["workload"] == workload) & (centred == inputs) & runs["optimizer"].isin(labels)
+                if not chosen.any():
+                    continue
+                rows = runs[chosen]
+                of_runs = metrics[metrics["run"].isin(rows["run"])]
+                try:
+                    found.append(Ladder(workload, base, inputs, rows, target_sweep(rows, of_runs, base)))
+                except NoSweepError as problem:
+                    left_out.append(f"{workload} over {base}, {inputs_name(centred=inputs)} inputs, {problem}")
+    if not found:
+        because = f": {'; '.join(left_out)}" if left_out else ""
+        raise NoDataError(f"no runs of {EXPERIMENT} in {results.root} can be compared{because}.")
+    return found, left_out
+
+
+def is_centred(parameters: Mapping[str, object]) -> bool:
+    """Return whether a workload's parameters say that the inputs of its layers are centred."""
+    return bool(parameters.get("centred_inputs", False))
+
+
+def inputs_name(*, centred: bool) -> str:
+    """Return the word for a ladder's inputs."""
+    return "centred" if centred else "plain"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction on one workload and base: MKOR's gain vanishes where inputs are centred."""
+
+    workload: str
+    base: str
+    plain: Estimate | None
+    """MKOR's iterations over the base's with plain inputs."""
+    centred: Estimate | None
+    """Those with centred inputs."""
+    kept: Estimate | None
+    """MKOR's gain with centred inputs over that with plain ones; None without a plain gain."""
+
+    @property
+    def decision(self) -> Decision:
+        """What the runs say, by the rules that were declared before them."""
+        return decide(self.plain, self.centred, self.kept)
+
+
+def decide(plain: Estimate | None, centred: Estimate | None, kept: Estimate | None) -> Decision:
+    """Decide the prediction from MKOR's ratios of iterations and from the share of its gain that remains."""
+    if plain is None or centred is None or not (plain.has_interval and centred.has_interval):
+        return "not tested"
+    # Without a gain there is nothing that could vanish.
+    if plain.high >= 1:
+        return "not tested"
+    if not centred.low <= 1 <= centred.high:
+        return "fails"
+    if kept is None or kept.low < HALF <= kept.high:
+        return "open"
+    return "fails" if kept.low >= HALF else "holds"
+
+
+def predictions(found: Iterable[Ladder]) -> list[Prediction]:
+    """Return the prediction for each workload and base that has runs of MKOR with plain or centred inputs."""
+    by_place: dict[tuple[str, str], dict[bool, Ladder]] = {}
+    for ladder in found:
+        by_place.setdefault((ladder.workload, ladder.base), {})[ladder.centred] = ladder
+    return [_prediction(*place, pair.get(False), pair.get(True)) for place, pair in by_place.items()]
+
+
+def _prediction(workload: str, base: str, plain: Ladder | None, centred: Ladder | None) -> Prediction:
+    before, after = (ladder.ratio("mkor") if ladder else None for ladder in (plain, centred))
+    gain, left = (ladder.gains.get("mkor", {}) if ladder else {} for ladder in (plain, centred))
+    return Prediction(workload, base, before, after, ratio_of_means(left, gain))
+
+
+def on_workload(decisions: Sequence[Decision]) -> Decision:
+    """Return the decision on a workload from those over its base optimizers."""
+    if "fails" in decisions:
+        return "fails"
+    tested = [decision for decision in decisions if decision != "not tested"]
+    if not tested:
+        return "not tested"
+    return "open" if "open" in tested else "holds"
+
+
+def in_general(by_workload: Mapping[str, Decision]) -> Decision:
+    """Return the decision over all workloads."""
+    numbers = Counter(by_workload.values())
+    if numbers["fails"] > _MOST_FAIL:
+        return "fails"
+    return "holds" if numbers["holds"] >= _LEAST_HOLD and not numbers["fails"] else "open"
+
+
+def decisions_by_workload(found: Iterable[Prediction]) -> dict[str, Decision]:
+    """Return the decision on each workload."""
+    by_workload: dict[str, list[Decision]] = {}
+    for prediction in found:
+        by_workload.setdefault(prediction.workload, []).append(prediction.decision)
+    return {workload: on_workload(decisions) for workload, decisions in by_workload.items()}
+
+
+@dataclass(frozen=True)
+class Worth:
+    """On which workloads over a base a part of MKOR saves iterations, by the interval of the ratio with and without."""
+
+    part: str
+    base: str
+    saves: tuple[str, ...]
+    """The workloads on which the whole interval lies below 1."""
+    costs: tuple[str, ...]
+    """Those on which it lies above 1."""
+    tested: int
+
+
+def worths(found: Iterable[Ladder]) -> list[Worth]:
+    """Return what each part of `STEPS` is worth over each base, with plain inputs."""
+    plain = [ladder for ladder in found if not ladder.centred]
+    worth = []
+    for part, (having, lacking) in STEPS.items():
+        for base in BASES:
+            ratios = {
+                ladder.workload: ratio
+                for ladder in plain
+                if ladder.base == base
+                and (ratio := ladder.compared(ladder.label(having), ladder.label(lacking))) is not None
+            }
+            saves = tuple(workload for workload, ratio in ratios.items() if ratio.high < 1)
+            costs = tuple(workload for workload, ratio in ratios.items() if ratio.low > 1)
+            if ratios:
+                worth.append(Worth(part, base, saves, costs, len(ratios)))
+    return worth
+
+
+def sentences(found: Sequence[Ladder], name: Callable[[str], str]) -> list[str]:
+    """Return what the runs say of the prediction, and of what MKOR's parts are worth, a sentence each.
+
+    name: returns a workload's name.
+    """
+    declared = predictions(found)
+    by_workload = decisions_by_workload(declared)
+    places = "; ".join(
+        f"{decision}: {', '.join(name(workload) for workload, of_it in by_workload.items() if of_it == decision)}"
+        for decision in dict.fromkeys(by_workload.values())
+    )
+    said = [
+        "Declared before the runs: MKOR's gain vanishes where inputs are centred, so that the interval of its "
+        "iterations over the base's contains 1 and less than half of its gain is left. In general: "
+        f"{in_general(by_workload)} ({places})"
+    ]
+    for worth in worths(found):
+        on = f"{len(worth.saves)} of {worth.tested}"
+        where = f" ({', '.join(map(name, worth.saves))})" if worth.saves else ""
+        costs = f", and costs iterations on {', '.join(map(name, worth.costs))}" if worth.costs else ""
+        having, lacking = STEPS[worth.part]
+        said.append(
+            f"{worth.part} ({having} against {lacking}) saves iterations over {NAMES[worth.base]} on {on} "
+            f"workloads{where}{costs}"
+        )
+    return said

@@ -1,0 +1,44 @@
+"""Ratios of iterations by tuning study: the independent units of shares, slopes and predictions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pandas as pd
+
+from workflow.bench.analysis.estimates import studies_of
+from workflow.bench.analysis.target_sweep import Course, TargetSweep
+
+
+def log_ratios(sweep: TargetSweep, above: str, below: str) -> dict[int, float]:
+    """Return the logarithm of the ratio of two labels' steps (`TargetSweep.steps_ratio`) by tuning study.
+
+    By seed where fewer than two studies tuned them. What `TargetSweep.steps_ratio` estimates from all seeds is their
+    mean. A study in which no pair of runs reaches a target is left out.
+    """
+    courses = {label: sweep.courses[label] for label in (above, below)}
+    ratios = {}
+    for unit, seeds in units_of(courses[below].runs, courses[above].runs).items():
+        part = replace(sweep, courses={label: _of_seeds(course, seeds) for label, course in courses.items()})
+        if (found := part.steps_ratio(above, below).estimate) is not None:
+            ratios[unit] = math.log(found.value)
+    return ratios
+
+
+def units_of(*runs: pd.DataFrame) -> dict[int, set[int]]:
+    """Return the seeds of each tuning study, from rows of labels that are paired by seed; fewer than two: of each seed.
+
+    Only seeds that all labels have count.
+    """
+    shared = set.intersection(*(set(rows["seed"].astype(int)) for rows in runs))
+    studies = studies_of(*runs)
+    known = {int(studies[seed]) for seed in shared if seed in studies}
+    if len(known) < 2:
+        return {seed: {seed} for seed in sorted(shared)}
+    return {study: {seed for seed in shared if studies.get(seed) == study} for study in sorted(known)}
+
+
+def _of_seeds(course: Course, seeds: set[int]) -> Course:
+    kept = {seed: crossings for seed, crossings in course.crossings.items() if seed in seeds}
+    return replace(course, runs=course.runs[course.runs["seed"].isin(seeds)], crossings=kept)

@@ -1,0 +1,140 @@
+"""Figure 21 (ours): the share of KFAC's gain that each rung keeps, and what remains where inputs are centred."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+
+from workflow.bench.analysis.estimates import Estimate, shown_level
+from workflow.bench.analysis.ladder import (
+    BASES,
+    RUNGS,
+    TOP,
+    Ladder,
+    ladders,
+    predictions,
+    sentences,
+)
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
+from workflow.bench.figures import _style as style
+from workflow.bench.results.tables import Results
+
+EXPERIMENTS = ("ladder",)
+
+_LOOKS: Final = {
+    "sgd": style.MethodStyle("over SGD", "#0072B2", "o", "-"),
+    "adamw": style.MethodStyle("over AdamW", "#B35806", "s", "-"),
+}
+_APART: Final = 0.17
+"""The distance of the two base optimizers from the middle of a row."""
+_ENDS: Final = ("mkor", "both_sides", TOP)
+"""The rungs that are trained with centred inputs, too."""
+_SHARES: Final = (0, 50, 100)
+_NOTES: Final = (
+    "Above: gain of a rung over gain of KFAC; a gain is the logarithm of the base optimizer's iterations over the "
+    "rung's, the mean over the sweep's targets; Fieller's interval over tuning studies, which may leave the panel; no "
+    "marker where the interval of KFAC's own gain reaches 0",
+    "Below: iterations over those of the base optimizer with the same inputs, geometric mean over targets, seeds and "
+    "studies, t interval over studies; below 1 saves iterations. Above each panel: what the runs say of the prediction",
+)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw a column for each workload: shares of KFAC's gain above, plain and centred inputs below.
+
+    Raises:
+        NoDataError: there are no runs to compare.
+    """
+    found, left_out = ladders(results)
+    declared = predictions(found)
+    workloads = list(dict.fromkeys(ladder.workload for ladder in found))
+    figure, axes = style.new_figure(2, len(workloads), height=3.5, sharex="row", sharey="row")
+    for (upper, lower), workload in zip(axes.T, workloads, strict=True):
+        of_workload = [ladder for ladder in found if ladder.workload == workload]
+        lines = _draw_shares(upper, [ladder for ladder in of_workload if not ladder.centred])
+        upper.set_title(style.workload_name(workload), pad=4 + 7.5 * lines)
+        _draw_ratios(lower, of_workload)
+        _head(lower, [f"{_LOOKS[one.base].name}: {one.decision}" for one in declared if one.workload == workload])
+    _scale(axes)
+    notes = [*_NOTES, *sentences(found, style.workload_name)]
+    notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
+    runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
+    text = page.caption(results, runs, notes=notes, summarized=False)
+    return page.save(figure, folder, "fig21_ladder", legend=_legend(), caption=text, columns=5)
+
+
+def _row(base: str) -> float:
+    return _APART * (2 * list(BASES).index(base) - 1)
+
+
+def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> int:
+    """Draw the share of KFAC's gain in a row for each rung, the base optimizers beside each other.
+
+    Returns the number of lines above the panel, which say where there is no share.
+    """
+    for end in (0, 100):
+        axes.axvline(end, color=style.GUIDE, linewidth=0.8)
+    rungs = [rung for rung in RUNGS if rung != TOP]
+    undefined: list[str] = []
+    for ladder in plain:
+        shares = {rung: share for rung in rungs if (share := ladder.share(rung)) is not None}
+        for rung, share in shares.items():
+            _draw(axes, share.scaled(100), rungs.index(rung) + _row(ladder.base), _LOOKS[ladder.base])
+        if not shares:
+            undefined += [f"{_LOOKS[ladder.base].name}:", ladder.no_share(rungs[0])]
+    _head(axes, undefined)
+    panels.name_rows(axes, [RUNGS[rung] for rung in rungs])
+    return len(undefined)
+
+
+def _draw_ratios(axes: Axes, of_workload: Sequence[Ladder]) -> None:
+    """Draw iterations over the base's: for each rung and base optimizer plain inputs above centred ones."""
+    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.set_xscale("log")
+    rows = [(base, rung) for base in BASES for rung in _ENDS]
+    for ladder in of_workload:
+        for rung in _ENDS:
+            if (ratio := ladder.ratio(rung)) is None:
+                continue
+            row = rows.index((ladder.base, rung)) + (_APART if ladder.centred else -_APART)
+            _draw(axes, ratio, row, _LOOKS[ladder.base], hollow=ladder.centred)
+    axes.axhline(len(_ENDS) - 0.5, color="#BBBBBB", linewidth=0.6)
+    panels.name_rows(axes, [RUNGS[rung] for _, rung in rows])
+
+
+def _draw(axes: Axes, found: Estimate, row: float, look: style.MethodStyle, *, hollow: bool = False) -> None:
+    if found.has_interval:
+        axes.hlines(row, found.low, found.high, color=look.color, linewidth=1.6, alpha=0.55)
+    face: dict[str, Any] = {"markerfacecolor": "white"} if hollow else {}
+    axes.plot(found.value, row, marker=look.marker, color=look.color, markersize=4.2, **face)
+
+
+def _head(axes: Axes, lines: Sequence[str]) -> None:
+    """Write small lines right above a panel."""
+    panels.annotate(axes, "\n".join(lines), (0.5, 1), ha="center", va="bottom", xytext=(0, 1.5), color=style.SOFT)
+
+
+def _scale(axes: Any) -> None:
+    for upper in axes[0]:
+        upper.set_xlim(-45, 145)
+        panels.fixed_ticks(upper.xaxis, _SHARES)
+        upper.set_xlabel("gain kept (%)")
+    low, high = axes[1][0].get_xlim()
+    ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10) if high > 4 * low else (0.3, 0.4, 0.5, 0.7, 1, 1.4, 2)
+    for lower in axes[1]:
+        panels.fixed_ticks(lower.xaxis, [tick for tick in ticks if low < tick < high])
+        lower.set_xlabel("iterations, base: 1")
+
+
+def _legend() -> list[Artist]:
+    entries = [page.marker_entry(look) for look in _LOOKS.values()]
+    plain = replace(_LOOKS["sgd"], name="plain inputs", color=style.GUIDE, marker="D")
+    entries += [page.marker_entry(plain), page.hollow_entry("centred inputs", "D")]
+    return [*entries, page.guide_entry(f"{shown_level()} interval", color="#777777", linewidth=1.6)]

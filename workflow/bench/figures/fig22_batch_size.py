@@ -1,0 +1,113 @@
+"""Figure 22 (ours): iterations to one target over the batch size, and the speedup over the reference."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from workflow.bench.analysis.batch_sizes import Batches, batches, sentences
+from workflow.bench.analysis.estimates import Estimate, mean_ratio
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
+from workflow.bench.figures import _style as style
+from workflow.bench.results.tables import Results
+
+EXPERIMENTS = ("batch_size",)
+
+_APART: Final = 0.025
+"""The distance of two labels at one size, in the logarithm of the size, so that their intervals do not cover."""
+_BOUND: Final = "^"
+_NOTES: Final = (
+    "Above: iterations at which the smoothed metric crosses the target, the same at all sizes; geometric mean over "
+    "seeds and tuning studies, t interval over studies. Hollow triangles: a run did not reach the target and counts "
+    "with its budget, so that the mean is a lower bound. Dashed: half as many iterations at twice the batch",
+    "Below: the reference's iterations over those of the optimizer, paired by study, above 1 in its favor; without "
+    "optimizers of which a run did not reach the target at that size",
+)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw a column for each workload: iterations above, speedups below.
+
+    Raises:
+        NoDataError: there are no runs to compare.
+    """
+    found, left_out = batches(results)
+    figure, axes = style.new_figure(2, len(found), height=4.0, sharex="col", height_ratios=(1.25, 1))
+    for (upper, lower), of_workload in zip(axes.T, found, strict=True):
+        upper.set_title(f"{style.workload_name(of_workload.workload)}\n{of_workload.target.describe()}")
+        _draw_iterations(upper, of_workload)
+        _draw_speedups(lower, of_workload)
+        lower.set_xlabel("batch size")
+        panels.fixed_ticks(lower.xaxis, of_workload.sizes)
+    axes[0, 0].set_ylabel("iterations to the target")
+    legend = page.entries_of(label for of_workload in found for label in of_workload.arrivals)
+    legend += [
+        page.hollow_entry("lower bound", _BOUND),
+        page.guide_entry("proportional", linestyle=style.MODEL_LINE, linewidth=0.8),
+        page.bar_entry(),
+    ]
+    notes = [*_NOTES, *sentences(found, style.workload_name, lambda label: style.style_of(label).name)]
+    notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
+    text = page.caption(results, results.some_runs(EXPERIMENTS[0]), notes=notes, summarized=False)
+    return page.save(figure, folder, "fig22_batch_size", legend=legend, caption=text)
+
+
+def _places(of_workload: Batches) -> dict[str, float]:
+    """Return a factor for each label that moves its markers a little along the axis of sizes."""
+    labels = style.in_order(of_workload.arrivals)
+    return {label: math.exp(_APART * (index - (len(labels) - 1) / 2)) for index, label in enumerate(labels)}
+
+
+def _draw_iterations(axes: Axes, of_workload: Batches) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for label, place in _places(of_workload).items():
+        arrivals = of_workload.arrivals[label]
+        whole = {size: one.iterations for size, one in arrivals.items() if not one.is_censored}
+        _draw_line(axes, whole, label, place)
+        bounds = {size: one.iterations.value for size, one in arrivals.items() if one.is_censored}
+        look: dict[str, Any] = {"color": style.style_of(label).color, "markerfacecolor": "white", "linestyle": "none"}
+        axes.plot([place * size for size in bounds], [*bounds.values()], marker=_BOUND, **look)
+    _draw_proportional(axes, of_workload)
+    panels.plain_log_ticks(axes)
+
+
+def _draw_proportional(axes: Axes, of_workload: Batches) -> None:
+    """Draw the line on which twice the batch takes half the iterations, from the largest number at the left."""
+    sizes = np.array(of_workload.sizes, float)
+    highest = max(one.iterations.value for by_size in of_workload.arrivals.values() for one in by_size.values())
+    low, high = axes.get_ylim()
+    axes.plot(sizes, highest * sizes[0] / sizes, color=style.GUIDE, linestyle=style.MODEL_LINE, linewidth=0.8, zorder=1)
+    axes.set_ylim(low, high)
+
+
+def _draw_speedups(axes: Axes, of_workload: Batches) -> None:
+    reference = of_workload.reference
+    if reference is None:
+        panels.explain_empty(axes, "neither the base optimizer nor NadamW reaches the target in all runs")
+        return
+    axes.set_yscale("log")
+    axes.axhline(1, color=style.GUIDE, linewidth=0.8)
+    for label, place in _places(of_workload).items():
+        ratios = {size: of_workload.ratios(label, size) for size in of_workload.sizes}
+        speedups = {size: mean_ratio([-log for log in logs.values()]) for size, logs in ratios.items() if logs}
+        if label != reference:
+            _draw_line(axes, speedups, label, place)
+    axes.set_ylabel(f"speedup over {style.style_of(reference).name}")
+    panels.plain_log_ticks(axes)
+
+
+def _draw_line(axes: Axes, estimates: dict[int, Estimate], label: str, place: float) -> None:
+    """Draw a label's estimates over the sizes, each with its interval."""
+    look = style.style_of(label)
+    x = [place * size for size in estimates]
+    line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.1}
+    axes.plot(x, [found.value for found in estimates.values()], **line)
+    for at, found in zip(x, estimates.values(), strict=True):
+        if found.has_interval:
+            axes.vlines(at, found.low, found.high, color=look.color, linewidth=1.4, alpha=0.5)

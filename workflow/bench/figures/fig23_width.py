@@ -1,0 +1,87 @@
+"""Figure 23 (ours): speedups over AdamW over the width of a model, and the largest width as it was predicted."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+
+from workflow.bench.analysis.widths import PLACES, Where, Widths, sentences, widths
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
+from workflow.bench.figures import _style as style
+from workflow.bench.results.tables import Results
+
+EXPERIMENTS = ("width",)
+
+_APART: Final = 0.035
+"""The distance of two labels at one width, in the logarithm of the width, so that their intervals do not cover."""
+_PREDICTED: Final = 0.16
+"""The distance of a predicted value from the held-out width, in the logarithm of the width."""
+_ROW: Final = 0.19
+"""Inches of a row of slopes."""
+_NOTES: Final = (
+    "Above: AdamW's iterations over the optimizer's, geometric mean over seeds and tuning studies, t interval over "
+    "studies; at the final quality: to what AdamW has reached after 90 % of its steps; over the sweep: the geometric "
+    "mean over the targets. Hollow: what a straight line through the smaller widths has at the largest, one line in "
+    "each study",
+    "Below: the slope of the lines over all widths on these axes, the mean and t interval over studies; below 0 the "
+    "speedup shrinks with width. At the right: what the runs say of the prediction",
+)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw speedups over the width at the final quality and over the sweep, and below their slopes.
+
+    Raises:
+        NoDataError: there are no runs to compare.
+    """
+    found = widths(results)
+    labels = style.in_order(found.labels)
+    below = _ROW * len(labels)
+    figure, axes = style.new_figure(2, 2, height=2.9 + below, sharey="row", height_ratios=(2.2, below))
+    for (upper, lower), where in zip(axes.T, PLACES, strict=True):
+        upper.set_title(where)
+        _draw_speedups(upper, found, labels, where)
+        _draw_slopes(lower, found, labels, where)
+    axes[0, 0].set_ylabel("speedup over AdamW")
+    panels.plain_log_ticks(axes[0, 0])
+    legend = [*page.entries_of(labels), page.hollow_entry("predicted"), page.bar_entry()]
+    notes = [*_NOTES, *sentences(found, lambda label: style.style_of(label).name)]
+    text = page.caption(results, found.runs, notes=notes, summarized=False)
+    return page.save(figure, folder, "fig23_width", legend=legend, caption=text)
+
+
+def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.axhline(1, color=style.GUIDE, linewidth=0.8)
+    for index, label in enumerate(labels):
+        place = math.exp(_APART * (index - (len(labels) - 1) / 2))
+        look, speedups = style.style_of(label), found.speedups(label, where)
+        line: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4}
+        x = [place * width for width in speedups]
+        axes.plot(x, [one.value for one in speedups.values()], linestyle=look.line, linewidth=1.1, **line)
+        bars = [*zip(x, speedups.values(), strict=True)]
+        if (extrapolated := found.extrapolated(label, where)) is not None:
+            at = place * max(found.sweeps) * math.exp(_PREDICTED)
+            axes.plot(at, extrapolated.predicted.value, linestyle="none", markerfacecolor="white", **line)
+            bars.append((at, extrapolated.predicted))
+        for at, one in bars:
+            if one.has_interval:
+                axes.vlines(at, one.low, one.high, color=look.color, linewidth=1.4, alpha=0.5)
+    panels.fixed_ticks(axes.xaxis, found.sweeps)
+    axes.set_xlabel("width")
+
+
+def _draw_slopes(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
+    axes.axvline(0, color=style.GUIDE, linewidth=0.8)
+    for row, label in enumerate(labels):
+        if (slope := found.slope(label, where)) is not None:
+            panels.draw_estimate(axes, slope, row, label)
+        if (extrapolated := found.extrapolated(label, where)) is not None:
+            panels.write_beside(axes, row, extrapolated.decision, "prediction")
+    panels.name_rows(axes, [style.style_of(label).name for label in labels])
+    axes.set_xlabel("slope")

@@ -1,0 +1,72 @@
+"""The ladder from a mean input to KFAC: iterations over the base's, and shares of KFAC's gain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.ladder import TOP, Ladder, inputs_name, ladders, predictions, sentences
+from workflow.bench.analysis.wording import estimated
+from workflow.bench.results.sources import Sources, from_runs
+from workflow.bench.results.tables import Results
+from workflow.bench.tables._files import write_table
+
+EXPERIMENTS = ("ladder",)
+
+_NOTES: Final = (
+    "Iterations over the base's are geometric means over the sweep's targets and seeds, below 1 in favor of the rung, "
+    "with a t interval over tuning studies; the base is trained with the same inputs",
+    "A gain is the logarithm of the base's iterations over the rung's. The share of KFAC's gain is the ratio of the "
+    "means of both gains, with Fieller's interval over studies. It is undefined where the interval of KFAC's gain "
+    "reaches 0. Gain left by centring: MKOR's gain with centred inputs over that with plain ones",
+)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Write one row for each rung of each workload, base optimizer and kind of inputs.
+
+    Raises:
+        NoDataError: there are no runs to compare.
+    """
+    found, left_out = ladders(results)
+    declared = {(one.workload, one.base): one for one in predictions(found)}
+    rows = []
+    for ladder in found:
+        for rung in ladder.rungs:
+            row = _row(ladder, rung)
+            if ladder.centred and rung == "mkor":
+                prediction = declared[ladder.workload, ladder.base]
+                row |= {"gain left by centring": _shown(prediction.kept), "prediction": prediction.decision}
+            rows.append(row | {"data": _data(ladder, rung)})
+    notes = [*_NOTES, *sentences(found, str), *([f"Not shown: {'; '.join(left_out)}"] if left_out else [])]
+    runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
+    title, text = "The ladder from a mean input to KFAC", caption(results, runs, notes=notes, summarized=False)
+    return write_table(pd.DataFrame(rows), folder, "ladder", title=title, caption=text)
+
+
+def _row(ladder: Ladder, rung: str) -> dict[str, Any]:
+    return {
+        "workload": ladder.workload,
+        "base": ladder.base,
+        "inputs": inputs_name(centred=ladder.centred),
+        "label": ladder.label(rung),
+        "targets": len(ladder.sweep.targets),
+        "studies": len(ladder.gains[rung]),
+        "iterations / base": _shown(ladder.ratio(rung)),
+        "share of KFAC's gain": _shown(ladder.share(rung)) or ladder.no_share(rung),
+        "gain left by centring": "",
+        "prediction": "",
+    }
+
+
+def _shown(found: Estimate | None) -> str:
+    return estimated(found) if found else ""
+
+
+def _data(ladder: Ladder, rung: str) -> Sources:
+    labels = [ladder.base, *map(ladder.label, (rung, TOP))]
+    return from_runs(f"{EXPERIMENTS[0]}.runs.csv", ladder.runs[ladder.runs["optimizer"].isin(labels)])
