@@ -141,6 +141,17 @@ def test_trials_are_ranked_by_their_steps_to_the_target(folder: Path, capsys: py
     assert " steps to the target" in capsys.readouterr().out
 
 
+def test_a_search_that_broke_off_before_its_first_result_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    from workflow.bench.training.runner import Runner
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Runner, "train", lambda *_: False)
+        assert call(folder, "one") == EXIT_RESUMABLE
+    assert call(folder, "one", "--label", "sgd") == 0
+    (record,) = yaml.safe_load((folder / "tuned" / "embedded" / "one.yaml").read_text())
+    assert record["label"] == "sgd"
+
+
 def test_labels_are_tuned_one_by_one_and_a_broken_off_search_keeps_what_is_complete(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
