@@ -200,7 +200,7 @@ def test_several_processes_share_the_trials_and_stop_when_asked(folder: Path):
     assert "run 2 of 6: " in said
     assert said.endswith("interrupted and saved; the same command resumes it\n")
     assert len(list(results.glob("*/checkpoint.pt"))) == 2
-    assert yaml.safe_load((folder / "tuned" / "embedded" / "one.yaml").read_text()) == []
+    assert not (folder / "tuned" / "embedded" / "one.yaml").exists()
 
 
 def test_a_number_in_the_experiments_file_wins_and_tune_says_so(folder: Path, capsys: pytest.CaptureFixture[str]):
