@@ -46,9 +46,9 @@ def over_lamb(folder: Folder, given: list[Condition], rival: str | None) -> list
         trained, own = folder.experiment(judged_by), folder.experiment(lengths)
         above, below = (rival, "mkor_h") if rival else (folder.experiment("bert_pretraining").mkor(), "lamb")
         if trained.goal is None:
-            # Without a target of its own the pre-training is judged by its fine-tuning's, which only the paper's tier has.
+            # Only at the paper's tier, which nobody has run, the fine-tuning's target stands for the pre-training's.
             if folder.experiment("bert_squad").goal is not None and name == "BERT" and len(trained.runs):
-                raise NotImplementedError("The F1 after fine-tuning, of the paper's tier, is not recomputed here.")
+                raise NotImplementedError("Pre-trainings judged by the F1 after fine-tuning are not recomputed.")
             continue
         one = None
         if trained.has("lamb", above, below) and not is_inert(trained, above if rival else below):
@@ -150,12 +150,21 @@ def period_loss(folder: Folder, given: list[Condition]) -> list[Part]:
     runs = trained.ended.dropna(subset="inverse_update_period")
     evaluated = set(trained.evaluations["run"])
     # A run that broke down, or was evaluated once, is the worst.
-    area = {run: np.trapezoid(rows["value"], rows["step"]) / np.ptp(rows["step"]) for run, rows in losses.items() if len(rows) > 1}
+    area = {
+        run: np.trapezoid(rows["value"], rows["step"]) / np.ptp(rows["step"])
+        for run, rows in losses.items()
+        if len(rows) > 1
+    }
     runs = runs[runs["run"].isin(losses.keys()) | ~runs["run"].isin(evaluated)]
     runs = runs.assign(mean=runs["run"].map(area).astype(float).where(runs["status"] == "finished").fillna(inf))
     for label, of_label in runs.groupby("optimizer"):
-        decay = [one.get("factor_decay") for one in trained.runs.loc[trained.runs["optimizer"] == label, "hyperparameters"]]
-        period = [one.get("inverse_update_period") for one in trained.runs.loc[trained.runs["optimizer"] == label, "hyperparameters"]]
+        decay = [
+            one.get("factor_decay") for one in trained.runs.loc[trained.runs["optimizer"] == label, "hyperparameters"]
+        ]
+        period = [
+            one.get("inverse_update_period")
+            for one in trained.runs.loc[trained.runs["optimizer"] == label, "hyperparameters"]
+        ]
         # Factors have to remember equally many steps at all periods.
         if not all(decay) or not all(period):
             continue
@@ -189,7 +198,9 @@ def sensitivity(folder: Folder, given: list[Condition]) -> list[Part]:
     ]
     best, first = ({one.name: value(one) for one in rows if len(one)} for value in (max, lambda one: one.iloc[0]))
     score = runs["run"].map(best).astype(float).where(runs["status"] == "finished", min(first.values()))
-    grid = runs.assign(score=score).pivot_table(index=["optimizer", "seed"], columns="lr", values="score", aggfunc="mean")
+    grid = runs.assign(score=score).pivot_table(
+        index=["optimizer", "seed"], columns="lr", values="score", aggfunc="mean"
+    )
     means = grid.dropna().mean(axis=1)
     if set(means.index.get_level_values("optimizer")) < set(labels):
         return []
@@ -221,14 +232,15 @@ RULES: dict[str, Callable[[Folder, list[Condition]], list[Part]]] = {
 
 
 class Recomputed(NamedTuple):
-    """Verdicts by claim, and ``id, part, verdict, value, low, high`` of every part."""
+    """The verdicts on the claims, and the numbers behind them."""
 
     verdicts: dict[str, str]
     parts: pd.DataFrame
+    """Columns ``id, part, verdict, value, low, high``."""
 
 
 def recompute(folder: Folder, thresholds: dict[str, list[Condition]] | None = None) -> Recomputed:
-    """Decide every claim by the files of a results folder."""
+    """Decide every claim, or those with the given thresholds, by the files of a results folder."""
     verdicts, rows = {}, []
     for claim, given in (thresholds or claims()).items():
         parts = RULES[claim](folder, given)
@@ -236,3 +248,26 @@ def recompute(folder: Folder, thresholds: dict[str, list[Condition]] | None = No
         rows += [(claim, part.name, part.verdict, *(part.found or Found(nan))) for part in parts]
     return Recomputed(verdicts, pd.DataFrame(rows, columns=["id", "part", "verdict", "value", "low", "high"]))
 
+
+def disagreements(recomputed: Recomputed, verdicts: dict[str, str], parts: pd.DataFrame) -> list[str]:
+    """Return one line for each verdict, and each number of a part to three digits, that differs from the harness's.
+
+    verdicts, parts: those of ``tables/claims.csv`` and ``tables/claim_parts.csv``.
+    """
+    found = [
+        f"{claim}: {verdicts[claim]}, recomputed {verdict}"
+        for claim, verdict in recomputed.verdicts.items()
+        if verdicts[claim] != verdict
+    ]
+    columns = ["verdict", "value", "low", "high"]
+    theirs, ours = (
+        {(row.id, row.part): tuple(getattr(row, name) for name in columns) for row in table.itertuples()}
+        for table in (parts[parts["id"].isin(recomputed.verdicts)], recomputed.parts)
+    )
+    for key in sorted(theirs.keys() | ours.keys()):
+        given, own = theirs.get(key), ours.get(key)
+        if not (given and own and given[0] == own[0]):
+            found.append(f"{key}: {given}, recomputed {own}")
+        elif not np.allclose(np.array(given[1:], float), np.array(own[1:], float), rtol=5e-4, atol=0, equal_nan=True):
+            found.append(f"{key}: {given[1:]}, recomputed {own[1:]}")
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ class Part(NamedTuple):
 
 
 def judged(name: str, found: Found, condition: Condition, fall: float = 1.0) -> Part:
+    """Return the part that an interval decides."""
     return Part(name, verdict(found, condition, fall), found)
 
 
@@ -36,7 +38,9 @@ def period_cost(rows: pd.DataFrame, given: list[Condition]) -> list[Part]:
     """C08: iteration time at period 1 over that at 100, KAISA's over MKOR's, by repeat."""
     parts = []
     for workload, of_workload in rows.groupby("workload"):
-        wide = of_workload.pivot_table(index="repeat", columns=["optimizer", "inverse_update_period"], values="iteration_ms")
+        wide = of_workload.pivot_table(
+            index="repeat", columns=["optimizer", "inverse_update_period"], values="iteration_ms"
+        )
         if {(name, period) for name in ("kaisa", "mkor") for period in (1, 100)} <= set(wide.columns):
             kaisa, mkor = ((wide[name, 1] / wide[name, 100]).dropna() for name in ("kaisa", "mkor"))
             if (found := ratio(kaisa, mkor, LEVEL)) is not None:
@@ -72,12 +76,16 @@ def update_cost(rows: pd.DataFrame, given: list[Condition]) -> list[Part]:
     widths, parts = np.unique(rows["dimension"]), []
     wide = rows[rows["dimension"].isin(widths[len(widths) // 2 :]) & (rows["part"] == "factor")]
     for name, condition in zip(("mkor", "kaisa"), given, strict=True):
-        times = wide[wide["optimizer"] == name].pivot_table(index="repeat", columns="dimension", values="ms", aggfunc="first")
+        times = wide[wide["optimizer"] == name].pivot_table(
+            index="repeat", columns="dimension", values="ms", aggfunc="first"
+        )
         # A width that was timed once counts in every repeat.
         times = times.apply(lambda ms: ms.fillna(ms.max()) if ms.count() == 1 else ms).dropna()
         if times.shape[1] < 2:
             return []
-        parts.append(judged(name.upper(), summary(slopes(times.columns.to_numpy(float), times.to_numpy()), LEVEL), condition))
+        parts.append(
+            judged(name.upper(), summary(slopes(times.columns.to_numpy(float), times.to_numpy()), LEVEL), condition)
+        )
     return parts
 
 
@@ -85,16 +93,21 @@ def sent_bytes(rows: pd.DataFrame, given: list[Condition]) -> list[Part]:
     """C12: the slope of all ranks' bytes over the width; the worst number of workers decides."""
     parts = []
     for name, condition in zip(("MKOR", "KAISA"), given, strict=True):
-        total = rows[rows["optimizer"] == name.lower()].groupby(["workers", "dimension"])["bytes"].sum()
-        by_workers = [slopes(one.index.to_numpy(float), one.to_numpy(float)) for _, one in total.unstack("workers").items()]
-        parts.append(judged(name, extreme(np.array(by_workers), inf if condition.comparison[0] == "<" else -inf), condition))
+        of_name = rows[rows["optimizer"] == name.lower()]
+        total = of_name.pivot_table(index="workers", columns="dimension", values="bytes", aggfunc="sum")
+        if total.shape[1] < 2:
+            return []
+        by_workers = slopes(total.columns.to_numpy(float), total.to_numpy(float))
+        parts.append(judged(name, extreme(by_workers, inf if condition.comparison[0] == "<" else -inf), condition))
     return parts
 
 
 def memory(rows: pd.DataFrame, given: list[Condition]) -> list[Part]:
     """C13: the bytes that KAISA keeps over those that MKOR keeps, the smallest of all workloads."""
-    kept = rows[rows["quantity"] == "preconditioner_state"].groupby(["optimizer", "workload"])["bytes"].sum()
-    return [judged("", extreme((kept["kaisa"] / kept["mkor"]).dropna(), -inf), given[0])]
+    state = rows[rows["quantity"] == "preconditioner_state"]
+    kept = state.pivot_table(index="workload", columns="optimizer", values="bytes", aggfunc="sum")
+    kept = kept.reindex(columns=["kaisa", "mkor"]).dropna()
+    return [judged("", extreme(kept["kaisa"] / kept["mkor"], -inf), given[0])] if len(kept) else []
 
 
 def _sides(rows: pd.DataFrame, given: list[Condition], value: Callable[[pd.DataFrame], Found | None]) -> list[Part]:
@@ -213,6 +226,4 @@ def _of_probe(claim: str, folder: Folder, given: list[Condition]) -> list[Part]:
     return rule(rows, given) if len(rows) else []
 
 
-RULES = {
-    claim: (lambda folder, given, claim=claim: _of_probe(claim, folder, given)) for claim in _OF_PROBES
-}
+RULES = {claim: partial(_of_probe, claim) for claim in _OF_PROBES}

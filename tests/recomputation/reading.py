@@ -23,6 +23,7 @@ def table(path: Path) -> pd.DataFrame:
 
 
 def true(column: pd.Series) -> pd.Series:
+    """Return whether the truth values of a column are true; an empty one is not."""
     return column.astype(str).str.lower() == "true"
 
 
@@ -36,6 +37,7 @@ class Experiment:
 
     @cached_property
     def ended(self) -> pd.DataFrame:
+        """The runs that another attempt would only repeat."""
         return self.runs[self.runs["status"].isin(ENDED)] if len(self.runs) else self.runs
 
     def has(self, *labels: str) -> bool:
@@ -50,13 +52,13 @@ class Experiment:
     @property
     def goal(self) -> dict[str, Any] | None:
         """The first target that a run declares."""
-        declared = self.runs["target"].dropna() if len(self.runs) else []
-        return dict(declared.iloc[0]) if len(declared) else None
+        declared = list(self.runs["target"].dropna()) if len(self.runs) else []
+        return dict(declared[0]) if declared else None
 
     def mkor(self) -> str:
         """The rule that claims on training are about: at the paper's tier the released one, else the exact one."""
-        at_paper = self.runs["optimizer"][self.runs["tier"] == "paper"] if len(self.runs) else []
-        return "mkor_released" if "mkor_released" in set(at_paper) else "mkor"
+        at_paper = set(self.runs.loc[self.runs["tier"] == "paper", "optimizer"]) if len(self.runs) else set()
+        return "mkor_released" if "mkor_released" in at_paper else "mkor"
 
 
 @dataclass
@@ -65,7 +67,8 @@ class Folder:
 
     root: Path
     looks: int
-    _read: dict[str, Experiment] = field(default_factory=dict)
+    read: dict[str, Any] = field(default_factory=dict)
+    """Probes and experiments by name, as far as they were read."""
 
     @classmethod
     def of(cls, root: Path) -> Folder:
@@ -80,15 +83,19 @@ class Folder:
         return 1 - 0.05 / self.looks
 
     def probe(self, name: str) -> pd.DataFrame:
-        return table(self.root / "probes" / f"{name}.csv")
+        """Return the rows of a probe, none of one that has not run."""
+        if name not in self.read:
+            self.read[name] = table(self.root / "probes" / f"{name}.csv")
+        return self.read[name]
 
     def experiment(self, name: str) -> Experiment:
-        if name not in self._read:
+        """Return an experiment, without runs if it has not run."""
+        if name not in self.read:
             runs = table(self.root / f"{name}.runs.csv")
             for column in ("hyperparameters", "target") if len(runs) else ():
                 runs[column] = [None if pd.isna(text) else json.loads(text) for text in runs[column]]
-            self._read[name] = Experiment(name, runs, self._evaluations(name, runs))
-        return self._read[name]
+            self.read[name] = Experiment(name, runs, self._evaluations(name, runs))
+        return self.read[name]
 
     def _evaluations(self, name: str, runs: pd.DataFrame) -> pd.DataFrame:
         columns = ["run", "step", "split", "metric", "value"]
@@ -122,11 +129,11 @@ def claims() -> dict[str, list[Condition]]:
     """Return the thresholds of every claim in ``workflow/paper/claims.csv``."""
     rows = pd.read_csv(ROOT / "workflow" / "paper" / "claims.csv", dtype=str, keep_default_na=False)
     found = {}
-    for row in rows.itertuples():
+    for claim, holds_when, text in rows[["id", "holds_when", "margin"]].to_numpy(str).tolist():
         margin, kind = None, ""
-        if row.margin:
-            kind = "fall" if "fall" in row.margin else "%" if "%" in row.margin else ""
-            margin = float(row.margin.split()[0]) / (100 if kind else 1)
-        stated = re.findall(r"([<>]=?) ?([-\d.]+(?:e-?\d+)?)", row.holds_when)
-        found[row.id] = [Condition(sign, float(number), margin, kind) for sign, number in stated]
+        if text:
+            kind = "fall" if "fall" in text else "%" if "%" in text else ""
+            margin = float(text.split()[0]) / (100 if kind else 1)
+        stated = re.findall(r"([<>]=?) ?([-\d.]+(?:e-?\d+)?)", holds_when)
+        found[claim] = [Condition(sign, float(number), margin, kind) for sign, number in stated]
     return found

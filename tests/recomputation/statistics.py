@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, inf, isinf, isnan, nan
+from math import exp, isinf, isnan, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -102,7 +102,9 @@ def verdict(found: Found, condition: Condition, fall: float = 1.0) -> str:
     if isnan(found.low) or isnan(found.high):
         return "inconclusive"
     size = (margin or 0.0) * (fall if kind == "fall" else 1.0)
-    least, most = (threshold / (1 + size), threshold * (1 + size)) if kind == "%" else (threshold - size, threshold + size)
+    least, most = (
+        (threshold / (1 + size), threshold * (1 + size)) if kind == "%" else (threshold - size, threshold + size)
+    )
     # No worse, that is >= or <=, holds up to the margin.
     bound = threshold if len(sign) == 1 else least if sign[0] == ">" else most
     flip = 1 if sign[0] == ">" else -1
@@ -123,4 +125,3 @@ def of_all(verdicts: list[str]) -> str:
     order = ("refuted", "inconclusive", "not tested", "no difference", "confirmed")
     first = min(verdicts, key=order.index)
     return "inconclusive" if first == "not tested" else first
-

@@ -1,8 +1,8 @@
-"""When runs reach what their base reaches after shares of its steps, and ratios of steps and of seconds between them."""
+"""When runs reach what their base reaches after a share of its steps, and ratios of their steps and seconds."""
 
 from __future__ import annotations
 
-from math import gcd, inf, isinf, lcm, nan
+from math import gcd, inf, lcm, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,7 +154,7 @@ class Clock:
             if first.empty or second.empty:
                 continue
             both = pd.concat([self._by_round(first), self._by_round(second)], axis=1, join="inner").sort_index()
-            logs = np.log(both.iloc[:, 0] / both.iloc[:, 1]).to_numpy()
+            logs = np.log((both.iloc[:, 0] / both.iloc[:, 1]).to_numpy())
             triples = logs[: len(logs) // 3 * 3].reshape(-1, 3)
             t = triples.mean(axis=1) / stats.sem(triples, axis=1)
             excluding += list(abs(t) > stats.t.ppf(0.975, 2))
@@ -180,7 +180,9 @@ class Clock:
             return None
         turns = pd.concat(rows.values())[["cycle", "steps"]].drop_duplicates().astype(int)
         size = lcm(*(cycle // gcd(cycle, steps) for cycle, steps in turns.itertuples(index=False)))
-        rounds = pd.concat([self._by_round(of_key) for of_key in rows.values()], axis=1, join="inner", keys=range(len(rows)))
+        rounds = pd.concat(
+            [self._by_round(of_key) for of_key in rows.values()], axis=1, join="inner", keys=range(len(rows))
+        )
         grouped = rounds.groupby(rounds.index // size)
         whole = grouped.mean()[grouped.size() == size].to_numpy(float)
         if len(whole) < 3 or not self.is_quiet:
@@ -209,21 +211,22 @@ def compared(table: pd.DataFrame, above: str, below: str, level: float, clock: C
     """Compare two labels' steps or, with a clock, seconds, to a target; None if their steps cannot be timed."""
     sides = [table[table["optimizer"] == label].set_index("seed") for label in (above, below)]
     keys = [keys_of(side) for side in sides]
-    ms = clock.blocks(list(dict.fromkeys(sum(keys, [])))) if clock else {key: np.ones(1) for key in sum(keys, [])}
+    timed = list(dict.fromkeys(key for of_side in keys for key in of_side))
+    ms = clock.blocks(timed) if clock else {key: np.ones(1) for key in timed}
     if ms is None:
         return None
     seeds = sides[0].index.intersection(sides[1].index).sort_values()
     a, b = (side.loc[seeds] for side in sides)
 
-    def cost(side: pd.DataFrame, steps: pd.Series, timed: list[Key]) -> np.ndarray:
+    def cost(side: pd.DataFrame, steps: pd.Series, of_side: list[Key]) -> np.ndarray:
         together = np.minimum(steps, side["switch"]).to_numpy()[:, None]
-        return together * ms[timed[0]] + (steps.to_numpy()[:, None] - together) * ms[timed[-1]]
+        return together * ms[of_side[0]] + (steps.to_numpy()[:, None] - together) * ms[of_side[-1]]
 
-    budgets = [cost(side, side["steps"].astype(float), timed) for side, timed in zip((a, b), keys, strict=True)]
+    budgets = [cost(side, side["steps"].astype(float), of_side) for side, of_side in zip((a, b), keys, strict=True)]
     reached = [np.isfinite(side["reach"]).to_numpy() for side in (a, b)]
     took = []
-    for side, timed, did, budget in zip((a, b), keys, reached, budgets, strict=True):
-        seconds = np.where(did[:, None], cost(side, side["reach"].where(did, 1.0), timed), budget)
+    for side, of_side, did, budget in zip((a, b), keys, reached, budgets, strict=True):
+        seconds = np.where(did[:, None], cost(side, side["reach"].where(did, 1.0), of_side), budget)
         diverged = (side["status"] == "diverged").to_numpy()[:, None]
         took.append(np.where(diverged, np.fmax(*budgets), seconds))
     counts = (reached[0] | reached[1]) & (a["reach"] > 0).to_numpy() & (b["reach"] > 0).to_numpy()
@@ -249,4 +252,3 @@ def is_inert(experiment: Experiment, label: str) -> bool:
     rows = experiment.evaluations
     cosines = rows[(rows["split"] == "preconditioner") & (rows["metric"] == "cosine") & rows["run"].isin(runs["run"])]
     return bool(cosines["value"].astype(float).median() >= 0.999)
-
