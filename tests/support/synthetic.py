@@ -72,7 +72,7 @@ def run_rows(
     """Return rows of ``<experiment>.csv`` and ``<experiment>.runs.csv`` for one label: losses that decay, by seed."""
     second_order, second = label in RULES or label == "kaisa", 0.05 if label == "kaisa" else 0.03
     given: dict[str, Any] = {"lr": 0.1, **({"base": base} if second_order else {}), **_rule_of(label)}
-    if second_order:
+    if decay is not None:
         given |= {"inverse_update_period": period, "factor_decay": decay}
     metrics: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []

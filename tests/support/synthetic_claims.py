@@ -46,8 +46,8 @@ def descents(runs: pd.DataFrame) -> pd.DataFrame:
     """Return rows of ``<experiment>.csv`` for runs of `runs_to_target`, with a target on the validation loss of 4.2.
 
     The loss falls from 10 along a line to 4.2 at the run's ``crossing_step``, and stays there: so a run that takes
-    twice as long to the last target takes twice as long to every one. Without a crossing it stays at 10. Evaluations are 10
-    steps apart, and one is where it bends.
+    twice as long to the last target takes twice as long to every one. Without a crossing it stays at 10. Evaluations
+    are 10 steps apart, and one is where it bends.
     """
     rows = []
     for run in runs[~runs["status"].isin(WITHOUT_VALUES)].to_dict("records"):

@@ -39,10 +39,10 @@ NEEDS: Final[Mapping[str, SeedsNeeded]] = {
     "C05": SeedsNeeded(("bert_glue",), ("kaisa", "lamb")),
     "C06": SeedsNeeded(("resnet50_imagenet",), ("mkor", "sgd"), of_seconds=True),
     "C07": SeedsNeeded(("resnet50_imagenet",), ("mkor", "kaisa"), of_seconds=True),
-    "C09": SeedsNeeded(("autoencoder_inversion",), ("mkor", "kaisa")),
+    "C09": SeedsNeeded(("autoencoder_inversion",), ("mkor_equal_memory", "kaisa_equal_memory")),
     "C18": SeedsNeeded(("resnet_cifar10_lr",), ("mkor", "kaisa", "kaisa_no_clip", "hylo", "sgd")),
     "C19": SeedsNeeded(("alexnet_cifar100",), ("mkor", "sgd", "hylo", "kaisa"), of_seconds=True),
-    "C25": SeedsNeeded(("bert_glue",), ("mkor_h",)),
+    "C25": SeedsNeeded(("bert_glue",), ("mkor_h", "mkor")),
 }
 """The claims on training, by the experiments that carry them at the large tiers; probes decide the others."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -142,3 +143,25 @@ def test_a_censored_run_never_makes_a_label_look_faster(took, spoilt):
     assert cut.took.value >= whole.took.value
     assert cut.took.low >= whole.took.low
     assert cut.took.high >= whole.took.high
+
+
+def test_intervals_are_those_of_the_tuning_studies_where_there_are_several():
+    """Truth: eight runs of four studies are the four means; a study with a run that misses the target has none."""
+    took = dict(enumerate([10.0, 20.0, 30.0, 40.0, 12.0, 24.0, 34.0, 46.0]))
+    studies = {seed: float(seed % 4) for seed in took}
+    summary = reaching(took, studies)
+    assert (summary.took.n, summary.took.value, summary.runs, summary.reached) == (4, np.mean([11, 22, 32, 43]), 8, 8)
+    missed = reaching(took | {0: INF}, studies)
+    # Of fewer than six studies the median has no interval, and is that of the runs.
+    assert (missed.took.value, missed.censored, missed.took.interval_method) == (32, 1, "none")
+    reference = {seed: 2 * steps for seed, steps in took.items()}
+    assert speedup(reference, took, studies).ratio.n == 4
+    assert speedup(reference, took, studies).ratio.value == pytest.approx(2)
+    # A study in which each side misses the target once favors neither.
+    undecided = speedup(reference | {1: INF}, took | {5: INF}, studies)
+    assert undecided.ratio.n == 3
+
+
+def test_a_run_that_diverged_did_not_reach_its_target():
+    runs = RUNS.assign(crossing_step=[30.0, math.nan, 10.0, math.nan, 20.0])
+    assert to_target(runs, "steps")[2] == INF

@@ -23,6 +23,7 @@ from workflow.bench.results.sources import from_rows
 ABOVE_ONE = Condition("", ">", 1.0)
 CENSORED = estimate([1.0, 2.0, math.inf])
 CONSTANT = estimate([2.0] * 3)
+DIVERGED = estimate([-math.inf, *[1.0] * 5])
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,13 @@ def test_an_estimates_place_beside_its_threshold(of: Estimate, text: str):
 
 
 @pytest.mark.parametrize(
-    ("of", "text"), [(CONSTANT, "[2, 2]"), (estimate([2.0]), "none (one value)"), (CENSORED, "none (censored runs)")]
+    ("of", "text"),
+    [
+        (DIVERGED, "[-infinite, 1]"),
+        (CONSTANT, "[2, 2]"),
+        (estimate([2.0]), "none (one value)"),
+        (CENSORED, "none (censored runs)"),
+    ],
 )
 def test_an_estimates_interval_or_why_it_has_none(of: Estimate, text: str):
     assert interval_of(of) == text

@@ -8,7 +8,8 @@ from tests.support.synthetic_claims import comparing, conditions, swept, untrain
 from tests.support.synthetic_probes import step_time
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.claims.decision import INERT
-from workflow.bench.claims.time_to_target import Evidence, decide_hybrid_time, decide_speedup
+from workflow.bench.claims.over_lamb import Evidence, decide_hybrid_time
+from workflow.bench.claims.time_to_target import decide_speedup
 
 REACHES = {"sgd": [100.0, 110.0], "hylo": [100.0, 110.0], "kaisa": [90.0, 99.0], "mkor": [60.0, 66.0]}
 
@@ -35,7 +36,7 @@ def test_c02_is_not_tested_against_an_inert_kaisa():
     reaches = {"lamb": [100.0, 110.0], "kaisa": [90.0, 99.0], "mkor_h": [60.0, 66.0]}
     trained = comparing(swept("autoencoder_lamb", reaches), {"kaisa": 0.9995})
     empty = untrained("bert_pretraining"), trained, untrained("bert_squad"), StepTimes(step_time(trained.runs))
-    decision = decide_hybrid_time(Evidence(*empty), conditions("C02"), "kaisa")
+    decision = decide_hybrid_time(Evidence(*empty, {}), conditions("C02"), "kaisa")
     assert decision.verdict == "not tested"
     assert "kaisa is inert: median cosine 0.999500 over 4 steps" in decision.why
 

@@ -38,6 +38,21 @@ SWEPT = {"sweep": {"inverse_update_period": [1, 10]}}
 BLOCK = block(optimizer("sgd", momentum=0.9), {**RELEASED, **SWEPT}, seeds=[0, 1])
 
 
+def test_a_sweep_may_link_hyperparameters_and_leaves_the_ids_of_a_product_as_they_are(folder):
+    """Truth: the pairs that are listed, and not all four; a run is its values, however they were written."""
+    pairs = [{"inverse_update_period": 1, "weight_decay": 0.1}, {"inverse_update_period": 10, "weight_decay": 0.2}]
+    linked = {**RELEASED, "sweep": pairs}
+    product = {**RELEASED, "sweep": {name: [pair[name] for pair in pairs] for name in pairs[0]}}
+    ids = {}
+    for name, entry in (("linked", linked), ("product", product)):
+        write(folder, name, block(entry, seeds=[0, 1]))
+        ids[name] = load(folder).job(name, "mkor_released").run_ids
+    assert (len(ids["linked"]), len(ids["product"])) == (4, 8)
+    assert set(ids["linked"]) < set(ids["product"])
+    values = [run.spec["optimizer"]["hyperparameters"] for run in load(folder).job("linked", "mkor_released").runs]
+    assert [{name: one[name] for name in pairs[0]} for one in values[::2]] == pairs
+
+
 def test_plan_imports_no_torch_and_is_quick():
     """Snakemake loads the plan at every start, and login nodes must not import torch."""
     code = (

@@ -104,6 +104,16 @@ MISTAKES = [
         "{base: sgd, lr: 0.1, inverse_update_period: 5}",
         ".optimizers[1].sweep.inverse_update_period = [1, 10]: is also given under 'hyperparameters'",
     ),
+    (
+        "{inverse_update_period: [1, 10]}",
+        "[{inverse_update_period: 1}, {inverse_update_period: 10, lr: 1}]",
+        '.optimizers[1].sweep[1] = {"inverse_update_period": 10, "lr": 1}: must give inverse_update_period, as',
+    ),
+    ("{inverse_update_period: [1, 10]}", "[{lr: 1}]", ".optimizers[1].sweep = [{"),
+    ("{inverse_update_period: [1, 10]}", "[{base: sgd}]", ".optimizers[1].sweep = [{"),
+    ("{inverse_update_period: [1, 10]}", "[{momentum: -1}]", ".optimizers[1].sweep[0].momentum = -1: must be "),
+    ("{inverse_update_period: [1, 10]}", "[]", ".optimizers[1].sweep = []: must not be empty"),
+    ("{inverse_update_period: [1, 10]}", "[{}]", ".optimizers[1].sweep[0] = {}: must not be empty"),
     ("name: mkor,", "name: mkor, label: sgd,", '.optimizers[1].label = "sgd": is used twice in this block; give anoth'),
     ("[0.1, 10]", "[10, 0.1]", ".tuning.space.lr.log = [10, 0.1]: the first end must be less than the second"),
     (

@@ -198,26 +198,43 @@ def _differences(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArr
         return left - right
 
 
-def paired_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> Estimate | None:
+def paired_ratio(
+    numerator: Mapping[int, float], denominator: Mapping[int, float], studies: Mapping[int, float] | None = None
+) -> Estimate | None:
     """Estimate ``numerator / denominator``, positive values, over the seeds that both have; None without a pair.
 
     An infinite value is censored (the target was not reached) and makes the ratio infinite or 0. A pair is left out if
     both values are infinite, or if both are 0 because the target was met before the first step. Two to five pairs give
     a geometric mean, so that the estimates of a ratio and of its inverse agree.
+
+    studies: the tuning study of each seed. The interval then is that of several studies' geometric means
+    (`study_means`); a median stays that of the seeds, since a mean is lost with one infinite value.
     """
     a, b = shared_seeds(numerator, denominator)
     kept = (np.isfinite(a) | np.isfinite(b)) & ((a > 0) | (b > 0))
     if not kept.any():
         return None
     # Against a target met before the first step everybody is infinitely slow: a value, not an error.
-    with np.errstate(divide="ignore"):
-        ratios = a[kept] / b[kept]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = of_seeds = a[kept] / b[kept]
+        seeds = np.array(sorted(numerator.keys() & denominator.keys()))[kept]
+        units, number = study_means(np.log(ratios), seeds.tolist(), studies or {})
+    if number > 1:
+        # A study with an infinite ratio and one of 0 favors neither side.
+        ratios = np.exp(units[~np.isnan(units)])
+        if not len(ratios):
+            return None
     if len(ratios) >= median_minimum() or len(ratios) == 1:
-        return replace(estimate(ratios), is_ratio=True)
+        return replace(with_median_of(estimate(ratios), of_seeds), is_ratio=True)
     if not (np.isfinite(ratios) & (ratios > 0)).all():
         # A ratio of 0 is censored like an infinite one, so there is no interval.
-        return Estimate(float(np.median(ratios)), math.nan, math.nan, len(ratios), "median", "none", is_ratio=True)
+        return Estimate(float(np.median(of_seeds)), math.nan, math.nan, len(ratios), "median", "none", is_ratio=True)
     return mean_ratio(np.log(ratios))
+
+
+def with_median_of(found: Estimate, values: NDArray[np.float64]) -> Estimate:
+    """Return an estimate over studies with the median of all seeds' ``values [n]``, if it is a median."""
+    return replace(found, value=float(np.median(values))) if found.statistic == "median" else found
 
 
 def mean_ratio(logarithms: Sequence[float] | NDArray[np.float64]) -> Estimate:

@@ -18,7 +18,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.estimates import Estimate, estimate
+from workflow.bench.analysis.estimates import Estimate, estimate, studies_of
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.analysis.step_times import StepTimes, Timed, timed, times_note
 from workflow.bench.analysis.time_to_target import Configuration, Reaching, by_configuration, reaching, to_target
@@ -166,7 +166,7 @@ class Machine:
         if self.runs.empty:
             return
         for configuration, runs in by_configuration(self.runs if own_seconds else self.timed.runs).items():
-            if (iterations := reaching(to_target(runs, "steps"))) is not None:
+            if (iterations := reaching(to_target(runs, "steps"), studies_of(runs))) is not None:
                 yield configuration, runs, iterations
 
     def _step_time(self, probe: str, workload: str, optimizer: str, period: float, times: pd.Series) -> StepTime:
@@ -256,7 +256,9 @@ def _target_time(
         data += projection[1].data
     else:
         took = to_target(runs, "seconds")
-        seconds = estimate(list(took.values()))
+        summary = reaching(took, studies_of(runs))
+        assert summary is not None  # as its iterations are
+        seconds = summary.took
     return TargetTime(
         machine=machine.name,
         configuration=configuration,
@@ -305,7 +307,7 @@ def projection_check(machines: Iterable[Machine]) -> tuple[float, float] | None:
     ratios = []
     for machine in machines:
         for configuration, runs, iterations in machine.goals(own_seconds=True):
-            seconds = reaching(to_target(runs, "seconds"))
+            seconds = reaching(to_target(runs, "seconds"), studies_of(runs))
             projection = project(machine, configuration, runs, iterations)
             if seconds and projection and math.isfinite(seconds.took.value):
                 ratios.append(projection[0].value / seconds.took.value)

@@ -23,7 +23,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binom
 
-from workflow.bench.analysis.estimates import LEVEL, Estimate, crossed_ratio, paired_ratio, t_interval
+from workflow.bench.analysis.estimates import LEVEL, Estimate, crossed_ratio, paired_ratio, study_means, t_interval
 from workflow.bench.results.columns import WITHOUT_VALUES
 from workflow.bench.results.tables import is_true
 
@@ -266,11 +266,15 @@ def mean_seconds(times: StepTimes, training: Training) -> dict[int, float]:
     return dict(zip(seeds, seconds.mean(axis=1).tolist(), strict=True))
 
 
-def time_ratio(times: StepTimes, above: Training, below: Training) -> Estimate | None:
+def time_ratio(
+    times: StepTimes, above: Training, below: Training, studies: Mapping[int, float] | None = None
+) -> Estimate | None:
     """Estimate the ratio of two labels' training times, paired by seed and by block of rounds; None without a pair.
 
     The interval holds the variance over seeds and that of the step times. Censored runs count as in `paired_ratio`;
     the bounds of its interval are then widened by the interval of the ratio of the step times.
+
+    studies: the tuning study of each seed; intervals then are those of the means of several studies.
     """
     pairs = {seed: (above.steps[seed], below.steps[seed]) for seed in above.steps.keys() & below.steps.keys()}
     # Whether the target was met before the first step by both, or by neither at all, says nothing of their times.
@@ -279,9 +283,10 @@ def time_ratio(times: StepTimes, above: Training, below: Training) -> Estimate |
         return None
     ms = times.by_label(*above.labels, *below.labels)
     if all(0 < steps < math.inf for seed in seeds for steps in pairs[seed]):
-        return crossed_ratio(np.log(above.seconds(seeds, ms)) - np.log(below.seconds(seeds, ms)))
+        logs = np.log(above.seconds(seeds, ms)) - np.log(below.seconds(seeds, ms))
+        return crossed_ratio(study_means(logs, seeds, studies or {})[0])
     means = [dict(zip(seeds, one.seconds(seeds, ms).mean(axis=1), strict=True)) for one in (above, below)]
-    ratio = paired_ratio(*means)
+    ratio = paired_ratio(means[0], means[1], studies)
     if ratio is None or not ratio.has_interval:
         return ratio
     # An infinite ratio has no logarithm to add variances of: its finite bound moves by the interval of the times.

@@ -15,6 +15,8 @@ from workflow.bench.analysis.estimates import (
     estimate,
     paired_ratio,
     shared_seeds,
+    study_means,
+    with_median_of,
 )
 from workflow.bench.analysis.step_times import period_of
 from workflow.bench.analysis.wording import number
@@ -130,7 +132,9 @@ def to_target(runs: pd.DataFrame, quantity: Quantity) -> dict[int, float]:
     taken longer than its budget. Skipped, interrupted and missing runs are left out.
     """
     ended = runs[runs["status"].isin(ENDED)]
-    return {int(seed): censored(took) for seed, took in zip(ended["seed"], ended[_COLUMN[quantity]], strict=True)}
+    # What a run had reached before it diverged it did not keep.
+    times = ended[_COLUMN[quantity]].mask(ended["status"] == "diverged")
+    return {int(seed): censored(took) for seed, took in zip(ended["seed"], times, strict=True)}
 
 
 def budgets(runs: pd.DataFrame, quantity: Quantity = "steps") -> dict[int, float]:
@@ -164,19 +168,26 @@ class Reaching:
     """Iterations or seconds. Censored runs count as infinity, so the median is infinite if most runs are censored."""
     reached: int
     """The number of runs that reached the target."""
+    runs: int
+    """The number of runs."""
 
     @property
     def censored(self) -> int:
         """The number of runs that ended without reaching the target."""
-        return self.took.n - self.reached
+        return self.runs - self.reached
 
 
-def reaching(took: Mapping[int, float]) -> Reaching | None:
-    """Summarize the times of `to_target`; None if there are none."""
+def reaching(took: Mapping[int, float], studies: Mapping[int, float] | None = None) -> Reaching | None:
+    """Summarize the times of `to_target`; None if there are none.
+
+    studies: the tuning study of each seed (`studies_of`); intervals then are those of the means of several studies.
+    """
     # No run has ended: that is no censored time, and must not look like one.
     if not took:
         return None
-    return Reaching(estimate(list(took.values())), sum(map(math.isfinite, took.values())))
+    times = np.array([*took.values()], float)
+    units, _ = study_means(times, [*took], studies or {})
+    return Reaching(with_median_of(estimate(units), times), sum(map(math.isfinite, took.values())), len(took))
 
 
 @dataclass(frozen=True)
@@ -189,11 +200,13 @@ class Speedup:
     """Seeds, left out of the ratio, in which neither run reached the target or both did before the first step."""
 
 
-def speedup(reference: Mapping[int, float], contender: Mapping[int, float]) -> Speedup:
-    """Compare the times of `to_target` of two labels, paired by seed.
+def speedup(
+    reference: Mapping[int, float], contender: Mapping[int, float], studies: Mapping[int, float] | None = None
+) -> Speedup:
+    """Compare the times of `to_target` of two labels, paired by seed; studies: see `paired_ratio`.
 
     The caller leaves out labels with runs that are `too_short`, because their infinite times are no evidence.
     """
     a, b = shared_seeds(reference, contender)
     is_undecided = (a == b) & (np.isinf(a) | (a == 0))
-    return Speedup(paired_ratio(reference, contender), int(is_undecided.sum()))
+    return Speedup(paired_ratio(reference, contender, studies), int(is_undecided.sum()))

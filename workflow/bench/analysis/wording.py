@@ -63,3 +63,8 @@ def paper_name(label: str) -> str | None:
     """
     name, _, steps = label.rpartition("_")
     return _PAPER_NAMES.get(name if steps.isdigit() else label)
+
+
+def bound(value: float) -> str:
+    """Return a number that may be infinite, such as a bound of an interval or a difference to a run that diverged."""
+    return f"{'-' if value < 0 else ''}infinite" if math.isinf(value) else number(value)

@@ -112,7 +112,7 @@ def decide_factor_share(times: pd.DataFrame, conditions: Sequence[Condition]) ->
         tested = times[(times["dimension"] >= NARROWEST) & (times["optimizer"] == name)]
         shares = {width: _factor_shares(rows, name, PERIODS[name]) for width, rows in tested.groupby("dimension")}
         found = [
-            Part.judged(f"{condition.subject}, d = {width:g}", estimate(values), condition)
+            Part.judged(f"{condition.subject}, d = {float(str(width)):g}", estimate(values), condition)
             for width, values in shares.items()
             if values
         ]

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, shown_level
-from workflow.bench.analysis.wording import number
+from workflow.bench.analysis.wording import bound, number
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import NO_SOURCES, Sources, from_runs
 from workflow.bench.results.tables import Results
@@ -182,7 +182,9 @@ class Part:
     @classmethod
     def judged(cls, name: str, estimate: Estimate, condition: Condition, fall: float = 1.0, interval: str = "") -> Part:
         """Return the part that an estimate decides; interval: its text, if it is not the estimate's."""
-        verdict, measured = condition.judge(estimate, fall), number(estimate.value)
+        # A ratio is infinite if its target was not reached, a difference if a run diverged.
+        measured = number(estimate.value) if estimate.is_ratio else bound(estimate.value)
+        verdict = condition.judge(estimate, fall)
         return cls(name, verdict, measured, interval or interval_of(estimate), estimate, condition, fall)
 
 
@@ -349,7 +351,7 @@ def interval_of(estimate: Estimate) -> str:
     """Return ``[low, high]``, or the reason why the estimate has no interval."""
     if not estimate.has_interval:
         return "none (one value)" if estimate.n == 1 else "none (censored runs)"
-    return f"[{number(estimate.low, infinity='infinite')}, {number(estimate.high, infinity='infinite')}]"
+    return f"[{bound(estimate.low)}, {bound(estimate.high)}]"
 
 
 def with_interval(estimate: Estimate) -> str:

@@ -91,7 +91,8 @@ def decide_period_loss(trained: Trained, conditions: Sequence[Condition]) -> Dec
     losses = losses[losses["status"].isin(ENDED)]
     # The base optimizer has no period: the limit in which factors are never updated is no part of the claim.
     periodic = losses[losses["inverse_update_period"].notna()]
-    equal, other = [], []
+    equal: list[Part] = []
+    other: list[Part] = []
     for label, of_label in periodic.groupby("optimizer"):
         found = list(_period_parts(str(label), of_label, conditions[0]))
         (equal if remembers_equally(trained.of_labels(str(label))) else other).extend(found)

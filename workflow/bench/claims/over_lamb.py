@@ -232,7 +232,7 @@ def _in_full(evidence: Evidence, times: StepTimes | None, above: str, below: str
         return _untested(name, problem)
     took = {label: _measured(training, times) for label, training in trainings.items()}
     spent = {label: _measured(one.taking(budgets(runs[label])), times) for label, one in trainings.items()}
-    ratio = time_ratio(times, *trainings.values()) if times else paired_ratio(*took.values())
+    ratio = time_ratio(times, trainings[above], trainings[below]) if times else paired_ratio(*took.values())
     ended_early = " ".join(
         f"{label} ended before {rival} reached the target, with seed {integer_ranges(seeds)}."
         for label, rival in ((above, below), (below, above))

@@ -16,7 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from workflow.bench.analysis.curves import by_seed, curve, last_common_values
-from workflow.bench.analysis.estimates import Estimate, median_minimum, paired_difference, shown_level
+from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum, shown_level
 from workflow.bench.analysis.time_to_target import reaching
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _style as style
@@ -353,9 +353,8 @@ def draw_differences(
         differences = [value - finals[base][seed] for seed, value in finals[label].items() if seed in finals[base]]
         finite = [difference for difference in differences if math.isfinite(difference)]
         draw_runs(axes, finite, row, label)
-        summary = paired_difference(finals[label], finals[base])
-        if summary is not None:
-            draw_estimate(axes, summary, row, label, runs=differences)
+        if finite:
+            draw_estimate(axes, estimate(finite), row, label, runs=differences)
         if len(finite) < len(differences):  # the loss of a run that broke down is infinite
             write_beside(axes, row, f"{len(finite)} of {len(differences)}", "finished")
     name_rows(axes, [style.style_of(label).name for label in labels])
@@ -394,4 +393,4 @@ def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]], sc
         if math.isfinite(summary.took.value):
             draw_estimate(axes, summary.took, row, label, runs=list(times.values()))
         if summary.censored:
-            write_beside(axes, row, f"{summary.reached} of {summary.took.n}", "reached")
+            write_beside(axes, row, f"{summary.reached} of {summary.runs}", "reached")

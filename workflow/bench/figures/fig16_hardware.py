@@ -83,7 +83,7 @@ def _target_bars(times: Sequence[TargetTime], experiment: str, workloads: Collec
     bars = []
     for time in times:
         if time.configuration.experiment == experiment and time.configuration.workload in workloads:
-            reached, runs = time.iterations.reached, time.iterations.took.n
+            reached, runs = time.iterations.reached, time.iterations.runs
             remark = f"{reached} of {runs}" if reached < runs else ""
             target, label = time.configuration.target.describe(), time.configuration.optimizer
             bars.append(RatioBar(time.machine, label, time.seconds, time.by_run, time.projected, remark, target))

@@ -149,6 +149,6 @@ def _name_axes(axes: np.ndarray) -> None:
         is_upper = number % 2 == 0
         row[0].set_ylabel("iterations" if is_upper else "solved (%)", fontsize=7)
         for panel in (panel for panel in row if panel.figure is not None):
-            name = "share of the base's steps (%)" if is_upper else "factor of the best"
+            name = "base's steps (%)" if is_upper else "factor of the best"
             panel.set_xlabel(name, fontsize=_POINTS, labelpad=2)
             panel.tick_params(labelsize=_POINTS, pad=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
@@ -31,8 +31,9 @@ class Target:
     metric: str
     direction: Literal["below", "above"]
     limit: float
-    trivial: float | None = None
-    """What the best constant prediction scores on the split, such as the mean image; None if nobody declared it."""
+    trivial: float | None = field(default=None, compare=False)
+    """What the best constant prediction scores on the split, such as the mean image; None if nobody declared it. It
+    decides nothing of when a run reaches the target."""
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Target:

@@ -68,8 +68,9 @@ def end_of(interval: Mapping[str, Sequence[Any]], value: Any) -> Literal["low", 
         return ""
     if kind in ("choices", "grid"):
         numbers = [number for number in values if isinstance(number, int | float) and not isinstance(number, bool)]
-        ends = {max(numbers): "high", min(numbers): "low"} if len(set(numbers)) > 1 else {}
-        return ends.get(value, "")
+        if value not in numbers or min(numbers) == max(numbers):
+            return ""
+        return "low" if value == min(numbers) else "high" if value == max(numbers) else ""
     low, high, here = (math.log(number) if kind == "log" else number for number in (*values, value))
     share = (here - low) / (high - low)
     return "low" if share < NEAR else "high" if share > 1 - NEAR else ""

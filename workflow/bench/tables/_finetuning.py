@@ -73,9 +73,9 @@ def shown(values: Mapping[int, float] | Estimate | None, digits: int = 4) -> str
     summary = values if isinstance(values, Estimate) else estimate(list(values.values()))
     if math.isinf(summary.value):
         return BROKE_DOWN
-    # A median's interval may reach down to the runs that broke down.
-    low = BROKE_DOWN if math.isinf(summary.low) else number(summary.low, digits)
-    interval = f" [{low}, {number(summary.high, digits)}]" if summary.has_interval else ""
+    # A median's interval may reach to the runs that broke down, a difference's to those of the reference.
+    bounds = (BROKE_DOWN if math.isinf(bound) else number(bound, digits) for bound in (summary.low, summary.high))
+    interval = f" [{', '.join(bounds)}]" if summary.has_interval else ""
     return f"{number(summary.value, digits)}{interval}"
 
 
@@ -111,8 +111,7 @@ def costs(starts: Mapping[str, pd.DataFrame], times: StepTimes) -> dict[str, dic
 def difference(values: Mapping[str, Mapping[int, float]], label: str) -> str:
     """Return the cell of a label's scores minus the reference's, paired by seed.
 
-    It is empty for the reference and without a pair. Seeds with a run that broke down have no difference, and are
-    counted.
+    It is empty for the reference and without a pair. A run that broke down counts as the worst; such seeds are counted.
     """
     if label == REFERENCE:
         return ""

@@ -62,7 +62,7 @@ def _target_rows(targets: Sequence[TargetTime]) -> Iterator[dict[str, Any]]:
             "rate": rate_of(time.configuration),
             "inverse update period": time.configuration.period,
             "machine": time.machine,
-            "repeats or runs": time.iterations.took.n,
+            "repeats or runs": time.iterations.runs,
             "reached": time.iterations.reached,
             "iterations": estimated(time.iterations.took),
             "iterations measured on": time.iterations_from,

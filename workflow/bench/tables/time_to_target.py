@@ -10,6 +10,7 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.estimates import studies_of
 from workflow.bench.analysis.field import common_base
 from workflow.bench.analysis.final_quality import break_even
 from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes, Training, mean_seconds, time_ratio
@@ -85,8 +86,9 @@ def _faster(runs: pd.DataFrame, reference: pd.DataFrame | None, times: StepTimes
     # A ratio without these seeds would favor the side that did not reach the target, so no ratio is given.
     if short := [*too_short(theirs, ours, their_budget), *too_short(ours, theirs, our_budget)]:
         return f"{len(short)} of {len(theirs.keys() & ours.keys())} too short to tell"
-    compared = speedup(theirs, ours)
-    ratio = compared.ratio if times is None else time_ratio(times, *trainings)
+    studies = studies_of(runs, reference)
+    compared = speedup(theirs, ours, studies)
+    ratio = compared.ratio if times is None else time_ratio(times, trainings[0], trainings[1], studies)
     text = estimated(ratio).replace(number(math.inf), "∞") if ratio else ""
     undecided = f"{compared.undecided} undecided" if compared.undecided else ""
     return "; ".join(filter(None, [text, undecided]))
@@ -97,7 +99,7 @@ def _seconds(runs: pd.DataFrame, times: StepTimes) -> tuple[str, str]:
     training = Training.of(runs, to_target(runs, "steps"))
     if times.problem(*training.labels):
         return NOT_TESTED, NOT_TESTED
-    seconds = reaching(mean_seconds(times, training))
+    seconds = reaching(mean_seconds(times, training), studies_of(runs))
     ms = number(float(times.blocks(training.label).mean()))
     return ms, estimated(seconds.took) if seconds else ""
 
@@ -144,7 +146,7 @@ def _rows(runs: pd.DataFrame, metrics: pd.DataFrame, times: StepTimes) -> Iterat
     """Yield one row for each configuration of runs that share experiment, workload, data and target."""
     configurations, sweep = by_configuration(runs), _sweep(runs, metrics)
     for configuration, rows in configurations.items():
-        iterations = reaching(to_target(rows, "steps"))
+        iterations = reaching(to_target(rows, "steps"), studies_of(rows))
         if iterations is None:
             continue
         rate, base_label = configuration.hyperparameters.get("lr", math.nan), configuration.hyperparameters.get("base")
@@ -160,7 +162,7 @@ def _rows(runs: pd.DataFrame, metrics: pd.DataFrame, times: StepTimes) -> Iterat
             configuration.optimizer,
             rate_of(configuration),
             configuration.period,
-            iterations.took.n,
+            iterations.runs,
             iterations.reached,
             estimated(iterations.took),
             *_seconds(rows, times),
@@ -200,8 +202,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     table["inverse update period"] = table["inverse update period"].astype("Int64")
     notes = [
         "A run that ended without reaching its target counts as infinitely long: it is part of the median, which is "
-        "'not reached' if most runs never reach the target. Below six seeds the cell is a mean with a t interval, or a "
-        "median without an interval if a run never reached the target",
+        "'not reached' if most runs never reach the target. Below six runs or tuning studies the "
+        "cell is a mean with a t interval, or a median without an interval if a run never reached the target",
         "A factor above 1, paired by seed, favors the optimizer. It is ∞ if the other side diverged, or took longer "
         "without reaching the target; seeds on which neither side reaches it are undecided and left out. Too short to "
         "tell: a run ended without reaching the target before the other side reached it, so that it is unknown which "
@@ -214,9 +216,9 @@ def make(results: Results, folder: Path) -> list[Path]:
         "Break-even: the multiple of the other's step time below which the optimizer takes less time to final quality, "
         "which is the ratio of iterations; here: the multiple that step_time measured, at which it wins, loses, or "
         "neither can be told",
-        "A label that was tuned in several studies has the rates of all of them, and its seeds take them in turn. The "
-        "intervals of the experiment's own target take all seeds as independent, which those of one study are not: "
-        "where there are several studies they are too short",
+        "A label that was tuned in several studies has the rates of all of them, and its seeds take them in turn. All "
+        "intervals then are those of the means of the studies; the mean of a study of which a run misses the target is "
+        "infinite",
         "Seconds are iterations times the time of a step, which the probe step_time measures in turns on an idle "
         "machine; the interval of a ratio holds the variance over seeds and that of the step times",
     ]
