@@ -84,7 +84,7 @@ def _probes(source: Path, folder: Path, draw: np.random.Generator) -> None:
     shutil.copy(source / "step_time.csv", folder)
     times, scaling = (_read(source / f"{name}.csv") for name in ("cost_scaling", "scaling"))
     hylo = times[times["optimizer"] == "kaisa"].assign(optimizer="hylo")
-    times = pd.concat([times, hylo])
+    times = pd.concat([times[times["optimizer"] != "hylo"], hylo], ignore_index=True)
     times["ms"] = (_numbers(times["ms"]) * draw.uniform(0.9, 1.1, len(times))).astype(str)
     times.to_csv(folder / "cost_scaling.csv", index=False)
     two = (scaling["workers"] == "2").to_numpy()
