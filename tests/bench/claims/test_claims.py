@@ -201,13 +201,20 @@ def test_an_undecided_row_states_the_effect_that_it_could_have_seen(tmp_path):
     )
 
 
-def test_a_claim_of_a_probe_alone_is_judged_at_the_level_of_one_look(tmp_path):
+@pytest.mark.parametrize(
+    ("claim", "probe", "rows", "stated"),
+    [
+        ("C17", "spectra", spectra(singular=6), "95 % order-statistics interval"),
+        ("C24", "scaling", scaling({64: 0.9}), "95 % t interval"),
+    ],
+)
+def test_a_claim_of_a_probe_alone_is_judged_at_the_level_of_one_look(tmp_path, claim, probe, rows, stated):
     """Truth: further seeds add nothing to a probe. The median of six layers has an interval of 95 %, none of 97.5 %."""
-    write_probe(tmp_path, "spectra", spectra(singular=6))
+    write_probe(tmp_path, probe, rows)
     with looks(2):
-        claims = decide_all(Results(tmp_path, looks=2)).claims.set_index("id")
-    assert claims.loc["C17", "verdict"] == "confirmed"
-    assert "95 % order-statistics interval" in claims.loc["C17", "details"] + claims.loc["C17", "why"]
+        row = decide_all(Results(tmp_path, looks=2)).claims.set_index("id").loc[claim]
+    assert row["verdict"] == "confirmed"
+    assert stated in row["details"] + row["why"]
 
 
 def test_a_row_quotes_the_paper_and_has_no_missing_value(table):

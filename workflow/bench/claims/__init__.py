@@ -46,9 +46,13 @@ def _of_probe(name: str, judge: Judge, results: Results, conditions: Sequence[Co
     rows = results.probe(name)
     if rows.empty:
         return not_tested(f"The probe {name} has not run.")
+    return _at_one_look(judge, rows, conditions)
+
+
+def _at_one_look(judge: Callable[..., Decision], *given: Any) -> Decision:
     # Rounds of seeds add no rows to a probe, so that all looks are one, and its intervals have the level of one.
     with looks(1):
-        return judge(rows, conditions)
+        return judge(*given)
 
 
 def _scaling(results: Results, conditions: Sequence[Condition]) -> Decision:
@@ -56,7 +60,7 @@ def _scaling(results: Results, conditions: Sequence[Condition]) -> Decision:
     times, model = results.probe("scaling"), results.probe("projection")
     if times.empty:
         return not_tested("The probe scaling has not run.")
-    return costs.decide_scaling(times, model, conditions)
+    return _at_one_look(costs.decide_scaling, times, model, conditions)
 
 
 def _switch(results: Results, conditions: Sequence[Condition]) -> Decision:
