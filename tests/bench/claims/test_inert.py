@@ -35,8 +35,8 @@ def test_the_parts_of_an_inert_rival_are_not_tested(claim, rivals, verdict, unte
 def test_c02_is_not_tested_against_an_inert_kaisa():
     reaches = {"lamb": [100.0, 110.0], "kaisa": [90.0, 99.0], "mkor_h": [60.0, 66.0]}
     trained = comparing(swept("autoencoder_lamb", reaches), {"kaisa": 0.9995})
-    empty = untrained("bert_pretraining"), trained, untrained("bert_squad"), StepTimes(step_time(trained.runs))
-    decision = decide_hybrid_time(Evidence(*empty, {}), conditions("C02"), "kaisa")
+    parts = untrained("bert_pretraining"), trained, untrained("bert_squad"), StepTimes(step_time(trained.runs))
+    decision = decide_hybrid_time(Evidence(*parts, {}), conditions("C02"), "kaisa")
     assert decision.verdict == "not tested"
     assert "kaisa is inert: median cosine 0.999500 over 4 steps" in decision.why
 

@@ -141,6 +141,17 @@ def test_trials_are_ranked_by_their_steps_to_the_target(folder: Path, capsys: py
     assert " steps to the target" in capsys.readouterr().out
 
 
+def test_a_search_that_broke_off_before_its_first_result_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    from workflow.bench.training.runner import Runner
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Runner, "train", lambda *_: False)
+        assert call(folder, "one") == EXIT_RESUMABLE
+    assert call(folder, "one", "--label", "sgd") == 0
+    (record,) = yaml.safe_load((folder / "tuned" / "embedded" / "one.yaml").read_text())
+    assert record["label"] == "sgd"
+
+
 def test_labels_are_tuned_one_by_one_and_a_broken_off_search_keeps_what_is_complete(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -189,7 +200,7 @@ def test_several_processes_share_the_trials_and_stop_when_asked(folder: Path):
     assert "run 2 of 6: " in said
     assert said.endswith("interrupted and saved; the same command resumes it\n")
     assert len(list(results.glob("*/checkpoint.pt"))) == 2
-    assert yaml.safe_load((folder / "tuned" / "embedded" / "one.yaml").read_text()) == []
+    assert not (folder / "tuned" / "embedded" / "one.yaml").exists()
 
 
 def test_a_number_in_the_experiments_file_wins_and_tune_says_so(folder: Path, capsys: pytest.CaptureFixture[str]):

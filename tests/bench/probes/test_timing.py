@@ -30,7 +30,7 @@ from workflow.bench.probes import (
 )
 from workflow.bench.probes._models import EXPERIMENTS, PERIOD, VARIANTS, ProbeModel, TimedOptimizer, optimizers
 from workflow.bench.probes._timing import PHASES, PhaseTimes, TimedLoop, in_groups, milliseconds, over_ranks, rounds
-from workflow.bench.probes.iteration_time import OPTIMIZERS, PeriodSweep, summaries, sweeps
+from workflow.bench.probes.iteration_time import OPTIMIZERS, PeriodSweep, summaries, sweeps, timed_jobs
 from workflow.bench.probes.step_breakdown import CycleMeans, cycle_means
 from workflow.bench.training.clocks import EventClock
 
@@ -212,8 +212,8 @@ def test_a_period_outside_the_experiment_takes_the_nearest_one_s_hyperparameters
 def test_the_experiments_optimizers_are_timed_as_they_are_trained(plan):
     """Every optimizer of the inversion experiments with its own settings, and MKOR's released rule too."""
     by_name = {(sweep.model.name, sweep.label): sweep for sweep in sweeps(plan, OPTIMIZERS)}
-    for experiment, model in iteration_time.EXPERIMENTS.items():
-        assert {(model, label) for label in plan.experiments[experiment].jobs} <= set(by_name)
+    for model in iteration_time.EXPERIMENTS.values():
+        assert {(model, label) for label in ("kaisa", "mkor")} <= set(by_name)
     run = plan.job("autoencoder_inversion", "kaisa").runs[0]
     timed = by_name["autoencoder", "kaisa"].at(run.hyperparameters["inverse_update_period"]).hyperparameters
     assert {**timed, "lr": 100 * timed["lr"]} == {**run.hyperparameters, "lr": pytest.approx(run.hyperparameters["lr"])}
@@ -224,6 +224,17 @@ def test_the_experiments_optimizers_are_timed_as_they_are_trained(plan):
     wide = by_name["wide_autoencoder", "mkor"].model.data.model(seed=0)
     narrow = by_name["autoencoder", "mkor"].model.data.model(seed=0)
     assert sum(p.numel() for p in wide.parameters()) > 4 * sum(p.numel() for p in narrow.parameters())
+
+
+def test_a_label_that_differs_in_the_factors_decay_alone_is_not_timed_again(plan):
+    """Truth: `kaisa_equal_memory` takes the steps of `kaisa`; without `kaisa` it would be timed."""
+    jobs = plan.experiments["autoencoder_inversion"].jobs
+    assert list(jobs) == ["kaisa", "mkor", "kaisa_equal_memory", "mkor_equal_memory"]
+    assert list(timed_jobs(jobs)) == ["kaisa", "mkor"]
+    assert list(timed_jobs({label: job for label, job in jobs.items() if label != "kaisa"})) == [
+        "mkor",
+        "kaisa_equal_memory",
+    ]
 
 
 def test_other_methods_with_a_period_can_be_timed(plan):

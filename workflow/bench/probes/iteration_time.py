@@ -96,7 +96,7 @@ def sweeps(plan: Plan, labels: Sequence[str]) -> list[PeriodSweep]:
         models = [(model, {}) for model in _models.probe_models(plan)]
     for experiment, name in EXPERIMENTS.items() if plan.tier.device == "cpu" else ():
         if experiment in plan.experiments:
-            jobs = plan.experiments[experiment].jobs
+            jobs = timed_jobs(plan.experiments[experiment].jobs)
             run = next(iter(jobs.values())).runs[0]
             base, lr = run.hyperparameters.get("base", run.method), run.hyperparameters["lr"]
             models.append((ProbeModel(name, workloads.create(**run.spec["workload"]), base, lr, run.precision), jobs))
@@ -106,6 +106,18 @@ def sweeps(plan: Plan, labels: Sequence[str]) -> list[PeriodSweep]:
                 models.append((_models.wide_autoencoder(plan, WIDE, lr), jobs))
     found = (sweep_of(model, label, jobs) for model, jobs in models for label in dict.fromkeys([*jobs, *labels]))
     return [sweep for sweep in found if sweep is not None]
+
+
+def timed_jobs(jobs: Mapping[str, Job]) -> dict[str, Job]:
+    """Return the jobs whose steps are not those of an earlier one: the decay of the factors costs nothing."""
+    kept: dict[str, Job] = {}
+    seen: set[tuple[str, str]] = set()
+    for label, job in jobs.items():
+        steps = {(run.method, str(sorted({**run.hyperparameters, "factor_decay": None}.items()))) for run in job.runs}
+        if not steps <= seen:
+            kept[label] = job
+        seen |= steps
+    return kept
 
 
 def sweep_of(model: ProbeModel, label: str, jobs: Mapping[str, Job]) -> PeriodSweep | None:

@@ -56,7 +56,8 @@ def score(plan: Plan, ranking: Ranking, trial: Trial) -> Score:
 def publish(plan: Plan, experiment: Experiment, folder: Path) -> list[str]:
     """Write ``<experiment>.yaml`` with the best values and ``<experiment>.trials.csv`` with the trials.
 
-    An optimizer of which trials have not ended keeps what the files say about it.
+    An optimizer of which trials have not ended keeps what the files say about it. There is no ``<experiment>.yaml``
+    before the first optimizer is complete.
 
     Returns:
         Remarks for the user, one line each.
@@ -90,7 +91,10 @@ def publish(plan: Plan, experiment: Experiment, folder: Path) -> list[str]:
         "# Every optimizer of a block has its trials in that table, on seeds and held-out data that no run uses.\n"
     )
     write_csv(table, TRIAL_COLUMNS, rows)
-    write_atomically(file, header, dump(records))
+    if records:
+        write_atomically(file, header, dump(records))
+    else:
+        file.unlink(missing_ok=True)  # one without any record would be refused
     return remarks
 
 
