@@ -15,14 +15,15 @@ import pandas as pd
 import pytest
 
 from tests.recomputation.cases import write_cases
-from tests.recomputation.claims import disagreements, recompute
+from tests.recomputation.claims import disagreements, recompute, swept
 from tests.recomputation.reading import Condition, Experiment, Folder, claims
 from tests.recomputation.statistics import Found, verdict
-from tests.recomputation.targets import Clock, Goal, base_limit, crossing
+from tests.recomputation.targets import Clock, Compared, Goal, base_limit, crossing
 from workflow.bench.analysis.estimates import Estimate, looks
 from workflow.bench.analysis.step_times import StepTimes, TimedLabel
-from workflow.bench.analysis.target_sweep import SHARES, NoSweepError, sweep_of_evaluations
+from workflow.bench.analysis.target_sweep import SHARES, NoSweepError, SweptRatio, sweep_of_evaluations
 from workflow.bench.claims import Verdicts, conditions_of, decide_all
+from workflow.bench.claims.time_to_target import part_of
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.archive import SUFFIX, read_archive
 from workflow.bench.results.columns import EVALUATION_COLUMNS, probe_columns
@@ -245,6 +246,20 @@ def test_verdicts_of_random_intervals_agree():
                 assert own == theirs.judge(Estimate(center, low, high, 8, "mean", "t"), fall), (claim, low, high)
                 seen.add(own)
     assert seen == {"confirmed", "refuted", "no difference", "inconclusive"}
+
+
+@pytest.mark.parametrize("unreached", [0, 1, 2])
+@pytest.mark.parametrize(("low", "high"), [(0.99, 1.01), (1.0, 1.0), (0.5, 1.5), (1.1, 1.2), (np.nan, np.nan)])
+def test_pairs_that_missed_the_target_leave_a_part_open_alike(unreached, low, high):
+    """Truth: the script; of 10 pairs."""
+    ratio = SweptRatio(Estimate(1.0, low, high, 8, "geometric mean", "t", is_ratio=True), 10, unreached, 0, (), 8)
+    (ours,), (theirs,) = (
+        claims()["C06"],
+        conditions_of(published("claims", as_text=True).set_index("id").loc["C06"].to_dict()),
+    )
+    assert (
+        swept("", Compared(Found(1.0, low, high), unreached / 10), ours).verdict == part_of("", ratio, theirs).verdict
+    )
 
 
 def test_step_times_of_random_rounds_agree():
