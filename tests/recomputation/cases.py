@@ -35,11 +35,14 @@ def _json(column: pd.Series, change: Callable[[dict[str, Any]], dict[str, Any]])
 
 
 def _noisy(runs: pd.DataFrame, rows: pd.DataFrame, draw: np.random.Generator) -> None:
-    """Give updates other cosines, metrics noise, and four runs another end."""
+    """Give updates other cosines, metrics noise, one label's seeds other studies, and four runs another end."""
     acts = (rows["metric"] == "cosine").to_numpy()
     rows.loc[acts, "value"] = draw.uniform(0.3, 0.9, acts.sum()).astype(str)
     noisy = rows["metric"].isin(["loss", "accuracy"]).to_numpy()
     rows.loc[noisy, "value"] = (_numbers(rows.loc[noisy, "value"]) * draw.normal(1, 0.02, noisy.sum())).astype(str)
+    # Which label's study counts for a seed matters only where they differ.
+    ours = runs["optimizer"] == "mkor"
+    runs.loc[ours, "study"] = np.roll(runs.loc[ours, "study"], 1)
     ends = ("diverged", "diverged", "out_of_memory", "interrupted")
     for run, status in zip(draw.choice(runs["run"], len(ends), replace=False), ends, strict=True):
         for table in (runs, rows):

@@ -28,7 +28,7 @@ SPEEDUPS = {
 RATES_OF = {"KAISA with clip": "kaisa", "KAISA without clip": "kaisa_no_clip", "HyLo": "hylo", "SGD": "sgd"}
 
 
-def _swept(name: str, one: Compared, condition: Condition) -> Part:
+def swept(name: str, one: Compared, condition: Condition) -> Part:
     """Return the part that a ratio at final quality decides."""
     if one.found is None:
         return Part(name, "inconclusive")
@@ -53,7 +53,7 @@ def over_lamb(folder: Folder, given: list[Condition], rival: str | None) -> list
         one = None
         if trained.has("lamb", above, below) and not is_inert(trained, above if rival else below):
             one = _to_final_quality(trained, own, (above, below), folder.level, clock)
-        parts.append(_swept(name, one, given[0]) if one else Part(name, "not tested"))
+        parts.append(swept(name, one, given[0]) if one else Part(name, "not tested"))
     return [] if of_all([part.verdict for part in parts]) == "not tested" else parts
 
 
@@ -87,7 +87,7 @@ def speedup(folder: Folder, given: list[Condition], experiment: str, rivals: lis
     parts = []
     for name, rival, pair, condition, ticking in asked:
         one = None if is_inert(trained, rival) else compared(table, *pair, folder.level, ticking)
-        parts.append(_swept(name, one, condition) if one else Part(name, "not tested"))
+        parts.append(swept(name, one, condition) if one else Part(name, "not tested"))
     return parts
 
 

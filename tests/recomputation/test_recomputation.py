@@ -15,16 +15,19 @@ import pandas as pd
 import pytest
 
 from tests.recomputation.cases import write_cases
-from tests.recomputation.claims import disagreements, recompute
+from tests.recomputation.claims import disagreements, recompute, swept
 from tests.recomputation.reading import Condition, Experiment, Folder, claims
-from tests.recomputation.targets import Goal, base_limit, crossing
-from workflow.bench.analysis.estimates import looks
-from workflow.bench.analysis.target_sweep import SHARES, NoSweepError, sweep_of_evaluations
-from workflow.bench.claims import Verdicts, decide_all
+from tests.recomputation.statistics import Found, verdict
+from tests.recomputation.targets import Clock, Compared, Goal, base_limit, crossing
+from workflow.bench.analysis.estimates import Estimate, looks
+from workflow.bench.analysis.step_times import StepTimes, TimedLabel
+from workflow.bench.analysis.target_sweep import SHARES, NoSweepError, SweptRatio, sweep_of_evaluations
+from workflow.bench.claims import Verdicts, conditions_of, decide_all
+from workflow.bench.claims.time_to_target import part_of
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.archive import SUFFIX, read_archive
 from workflow.bench.results.columns import EVALUATION_COLUMNS, probe_columns
-from workflow.bench.results.tables import Results
+from workflow.bench.results.tables import Results, published
 from workflow.bench.support.config import ROOT
 from workflow.bench.training.record import METRIC_COLUMNS
 
@@ -225,3 +228,74 @@ def test_targets_and_crossings_of_random_curves_agree():
                 assert own == pytest.approx(list(sweep.courses[label].crossings[seed]), rel=1e-6)
         kept, dropped = kept + len(sweep.targets), dropped + len(sweep.dropped)
     assert min(kept, dropped) > 50
+
+
+def test_verdicts_of_random_intervals_agree():
+    """Truth: the script, for every threshold of the paper's claims, bounds at the margins included."""
+    draw, seen = np.random.default_rng(0), set()
+    rows = published("claims", as_text=True).set_index("id", drop=False)
+    for claim, thresholds in claims().items():
+        given = conditions_of(rows.loc[claim].to_dict())
+        assert len(given) == len(thresholds)
+        for ours, theirs in zip(thresholds, given, strict=True):
+            for _ in range(100):
+                center, fall = ours.threshold, draw.choice([0.5, 1.0])
+                size = (ours.margin or 0.1) * max(abs(center), 1.0)
+                low, high = np.sort(center + size * draw.choice([-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0], 2))
+                own = verdict(Found(center, low, high), ours, fall)
+                assert own == theirs.judge(Estimate(center, low, high, 8, "mean", "t"), fall), (claim, low, high)
+                seen.add(own)
+    assert seen == {"confirmed", "refuted", "no difference", "inconclusive"}
+
+
+@pytest.mark.parametrize("unreached", [0, 1, 2])
+@pytest.mark.parametrize(("low", "high"), [(0.99, 1.01), (1.0, 1.0), (0.5, 1.5), (1.1, 1.2), (np.nan, np.nan)])
+def test_pairs_that_missed_the_target_leave_a_part_open_alike(unreached, low, high):
+    """Truth: the script; of 10 pairs."""
+    ratio = SweptRatio(Estimate(1.0, low, high, 8, "geometric mean", "t", is_ratio=True), 10, unreached, 0, (), 8)
+    (ours,), (theirs,) = (
+        claims()["C06"],
+        conditions_of(published("claims", as_text=True).set_index("id").loc["C06"].to_dict()),
+    )
+    assert (
+        swept("", Compared(Found(1.0, low, high), unreached / 10), ours).verdict == part_of("", ratio, theirs).verdict
+    )
+
+
+def test_step_times_of_random_rounds_agree():
+    """Truth: the script, for turns that end inside a cycle, busy rounds, several kinds of step, and noisy machines."""
+    draw, quiet, comparable = np.random.default_rng(0), [], []
+    for _ in range(40):
+        noise, rounds = draw.choice([0.01, 0.3]), np.arange(draw.integers(4, 60))
+        busy = draw.random(len(rounds)) < draw.choice([0.0, 0.2])
+        kinds = [
+            {
+                "optimizer": label,
+                "run": f"{label}{run}",
+                "runs": run + 1,
+                "again": again,
+                "cycle": cycle,
+                "steps": steps,
+            }
+            for label, run, again, cycle, steps in (
+                ("sgd", 0, False, 1, 1),
+                ("sgd", 0, True, 1, 1),
+                ("mkor", 0, False, *draw.choice([(10, 4), (10, 10), (6, 4)])),
+                ("mkor", 1, False, 1, 1),
+            )
+        ]
+        rows = pd.concat([pd.DataFrame({"round": rounds, "left_out": busy}).assign(**kind) for kind in kinds])
+        rows["step_ms"] = np.exp(draw.normal(0, 0.01, len(rows)))
+        # On a noisy machine the copies differ in every other triple of rounds.
+        rows["step_ms"] *= 1 + noise * (rows["again"] & (rows["round"] // 3 % 2 == 1))
+        rows = rows.assign(experiment="x", workload="w", inverse_update_period=np.nan, note=None)
+        theirs, ours = StepTimes(rows), Clock(rows)
+        labels = [TimedLabel("x", "w", label) for label in ("sgd", "mkor")]
+        blocks = ours.blocks([("x", "w", label.optimizer, 0.0) for label in labels])
+        assert ours.is_quiet == theirs.is_quiet
+        assert (blocks is None) == bool(theirs.problem(*labels))
+        if blocks is not None:
+            assert np.array([*blocks.values()]) == pytest.approx(theirs.blocks(*labels))
+        quiet.append(bool(ours.is_quiet))
+        comparable.append(blocks is not None)
+    assert {*quiet} == {*comparable} == {True, False}
