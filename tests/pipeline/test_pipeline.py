@@ -201,6 +201,7 @@ def test_a_changed_hyperparameter_plans_its_job_and_trains_its_runs_only(folder)
     assert planned == {
         "train": 1,
         "aggregate": 1,
+        "aa_test": 1,
         "fig13_update_rules": 1,
         "fig16_hardware": 1,
         "fig20_target_sweep": 1,
