@@ -138,7 +138,8 @@ def mean_vector(rows: pd.DataFrame, given: list[Condition]) -> list[Part]:
 
     def share(errors: pd.DataFrame) -> Found | None:
         energy = 1 - errors[["scaled_mean", "best"]] ** 2
-        return _over_nets((energy["scaled_mean"] / energy["best"])[energy["best"] > 0])
+        found = _over_nets((energy["scaled_mean"] / energy["best"])[energy["best"] > 0])
+        return found and found._replace(low=max(found.low, 0.0), high=min(found.high, 1.0))
 
     return _sides(rows, given, share)
 

@@ -310,6 +310,13 @@ def test_layers_of_one_net_are_no_further_nets(claim, measured):
     assert "interval over nets of different seeds" in decide(claim, rows).details
 
 
+def test_the_interval_of_a_share_ends_at_0_and_at_1():
+    """Student's interval of .95 and .5 reaches from -2.1 to 3.6."""
+    rows = pd.concat([rank1_error(share=share).query(f"seed == {seed}") for seed, share in enumerate((0.95, 0.5))])
+    estimates = decide("C15", rows).estimates.values()
+    assert {(one.low, one.high) for one in estimates} == {(0.0, 1.0)}
+
+
 def test_c16_is_paired_by_layer():
     assert decide("C16", rank1_error(change=-0.05)).interval.startswith("resnet activations: [-0.05, -0.05];")
 

@@ -96,6 +96,10 @@ class Estimate:
         """Return the estimate with value and bounds multiplied by ``factor``."""
         return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
+    def within(self, least: float, most: float) -> Estimate:
+        """Return the estimate of a quantity that cannot lie outside ``[least, most]``: its interval ends there."""
+        return replace(self, low=max(self.low, least), high=min(self.high, most)) if self.has_interval else self
+
 
 def median_interval(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
     """Return an interval of the median of `median_minimum` or more ``values [n]``, infinite ones but no NaN.

@@ -112,7 +112,8 @@ def decide_mean_vector(rows: pd.DataFrame, conditions: Sequence[Condition]) -> D
         # MKOR rescales the preconditioned gradient, so that of the mean's outer product the direction alone counts.
         captured = {name: 1 - _errors(of_side, name) ** 2 for name in ("scaled_mean", "best")}
         values = _by_net(captured["scaled_mean"] / captured["best"].where(captured["best"] > 0))
-        return estimate(values) if values else None
+        # The mean's outer product is itself of rank 1, and captures no more than the best.
+        return estimate(values).within(0, 1) if values else None
 
     return _decide(
         rows,
