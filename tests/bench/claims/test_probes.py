@@ -415,15 +415,14 @@ def test_c24_at_64_measured_workers(share, verdict):
 
 
 def test_c24_never_takes_a_model_for_a_measurement():
-    decision = costs.decide_scaling(scaling({2: 0.95, 4: 0.9}), projection(0.98), conditions("C24"))
+    model = projection(0.98).assign(step_ms_counted=lambda rows: rows["step_ms"] + 100 * (rows["workers"] == 64))
+    decision = costs.decide_scaling(scaling({2: 0.95, 4: 0.9}), model, conditions("C24"))
     assert (decision.verdict, decision.measured) == ("not tested", "")
     assert decision.why == "Needs 64 measured GPUs; here at most 4 worker processes on 2 cores were measured."
     assert "Efficiency measured: 0.95 [0.95, 0.95] at 2, 0.9 [0.9, 0.9] at 4." in decision.details
-    assert "which is no measurement, gives 0.98 on A, 0.49 on B at 64 GPUs over 8." in decision.details
+    assert "which is no measurement, gives 0.98 on A, 0.49 on B at 64 GPUs over 8; with the bytes" in decision.details
+    assert "with the bytes that the code moves 0.495 on A, 0.329 on B." in decision.details
     assert "probes/projection.csv: workload=bert_large, optimizer=mkor" in str(decision.data)
-    model = projection(0.98).assign(step_ms_counted=lambda rows: rows["step_ms"] + 100 * (rows["workers"] == 64))
-    counted = costs.decide_scaling(scaling({2: 0.95, 4: 0.9}), model, conditions("C24"))
-    assert "over 8; with the bytes that the code moves 0.495 on A, 0.329 on B." in counted.details
 
 
 def test_c24_is_about_the_step_of_mkor():
