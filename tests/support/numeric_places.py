@@ -24,7 +24,7 @@ BLOCK: dict[str, Any] = {
     "evaluate_every": 2,
     "seeds": [0, 1],
     "schedule": {"name": "linear", "warmup": 0.25},
-    "target": {**_LOSS, "below": 0.2},
+    "target": {**_LOSS, "below": 0.2, "trivial": 0.5},
     "optimizers": [
         {"name": "sgd", "hyperparameters": {"lr": "tuned", "momentum": 0.9}},
         {"name": "mkor", "hyperparameters": {"lr": 0.1}, "sweep": {"inverse_update_period": [1, 2]}},

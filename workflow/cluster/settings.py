@@ -31,7 +31,7 @@ _FILE: Final = "cluster.yaml"
 _DEFAULT: Final = "default"
 PILOT_MARGIN_MINUTES: Final = 2.0
 """Minutes before its time limit at which the pilot begins no further workload."""
-KEEPS_ROWS: Final = ("b_kfac", "cgfac", "hylo", "newton_muon", "rs_kfac")
+KEEPS_ROWS: Final = ("b_kfac", "cgfac", "hylo", "newton_muon", "rs_kfac", "smac")
 HAS_RANK: Final = ("mkor", "mkor_h")
 """Methods that keep rows with the hyperparameter ``rank`` above 1."""
 
