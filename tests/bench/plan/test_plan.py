@@ -294,8 +294,9 @@ def test_an_experiment_without_its_tuned_values_leaves_the_others_in_the_plan(fo
     for name in ("two", "three"):  # the runs of three start from those of two
         with pytest.raises(ConfigError, match=re.escape(message)):
             plan.experiment(name)
-    table = describe("tables", "table6_settings")  # of all experiments: it is not made without one
-    assert {f"{plan.results}/{name}.csv" for name in ("one", "two", "three")} <= set(inputs(table, plan)["measured"])
+    table = describe("tables", "table6_settings")  # of all experiments that can be trained
+    measured = inputs(table, plan)["measured"]
+    assert [name for name in ("one", "two", "three") if f"{plan.results}/{name}.csv" in measured] == ["one"]
     assert workloads_of(table, plan)
 
 
