@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.synthetic_claims import comparing, conditions, swept, untrained
 from tests.support.synthetic_probes import step_time
+from workflow.bench.analysis.captions import INERT
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.claims.decision import INERT
 from workflow.bench.claims.over_lamb import Evidence, decide_hybrid_time
 from workflow.bench.claims.time_to_target import decide_speedup
 

@@ -17,12 +17,12 @@ from workflow.bench.analysis.estimates import Estimate, mean_of_units, mean_rati
 from workflow.bench.analysis.field import common_base
 from workflow.bench.analysis.fits import power_law
 from workflow.bench.analysis.ladder import Decision
-from workflow.bench.analysis.study_ratios import units_of
+from workflow.bench.analysis.study_ratios import nothing_to_compare, units_of
 from workflow.bench.analysis.time_to_target import to_target
 from workflow.bench.analysis.wording import estimated
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import ENDED
-from workflow.bench.results.tables import NoDataError, Results
+from workflow.bench.results.tables import Results
 
 EXPERIMENT: Final = "batch_size"
 STAND_IN: Final = "nadamw"
@@ -131,8 +131,7 @@ def batches(results: Results) -> tuple[list[Batches], list[str]]:
         else:
             found.append(_batches(str(workload), goals[0], base, rows))
     if not found:
-        because = f": {'; '.join(left_out)}" if left_out else ""
-        raise NoDataError(f"no runs of {EXPERIMENT} in {results.root} can be compared{because}.")
+        raise nothing_to_compare(results, EXPERIMENT, left_out)
     return found, left_out
 
 

@@ -14,10 +14,10 @@ from typing import Final, Literal
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, ratio_of_means
-from workflow.bench.analysis.study_ratios import log_ratios
+from workflow.bench.analysis.study_ratios import log_ratios, nothing_to_compare
 from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, target_sweep
 from workflow.bench.results.columns import ENDED
-from workflow.bench.results.tables import NoDataError, Results
+from workflow.bench.results.tables import Results
 
 EXPERIMENT: Final = "ladder"
 BASES: Final[Mapping[str, str]] = {"sgd": "", "adamw": "_adamw"}
@@ -124,8 +124,7 @@ def ladders(results: Results) -> tuple[list[Ladder], list[str]]:
                 except NoSweepError as problem:
                     left_out.append(f"{workload} over {base}, {inputs_name(centred=inputs)} inputs, {problem}")
     if not found:
-        because = f": {'; '.join(left_out)}" if left_out else ""
-        raise NoDataError(f"no runs of {EXPERIMENT} in {results.root} can be compared{because}.")
+        raise nothing_to_compare(results, EXPERIMENT, left_out)
     return found, left_out
 
 

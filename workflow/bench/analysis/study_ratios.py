@@ -1,14 +1,16 @@
-"""Ratios of iterations by tuning study: the independent units of shares, slopes and predictions."""
+"""What the ladder, batch sizes and widths share: ratios of iterations by tuning study, their independent units."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
 
 from workflow.bench.analysis.estimates import studies_of
 from workflow.bench.analysis.target_sweep import Course, TargetSweep
+from workflow.bench.results.tables import NoDataError, Results
 
 
 def log_ratios(sweep: TargetSweep, above: str, below: str) -> dict[int, float]:
@@ -42,3 +44,9 @@ def units_of(*runs: pd.DataFrame) -> dict[int, set[int]]:
 def _of_seeds(course: Course, seeds: set[int]) -> Course:
     kept = {seed: crossings for seed, crossings in course.crossings.items() if seed in seeds}
     return replace(course, runs=course.runs[course.runs["seed"].isin(seeds)], crossings=kept)
+
+
+def nothing_to_compare(results: Results, experiment: str, left_out: Sequence[str]) -> NoDataError:
+    """Return the error of an experiment whose runs cannot be compared; left_out: why, a clause for each part of it."""
+    because = f": {'; '.join(left_out)}" if left_out else ""
+    return NoDataError(f"no runs of {experiment} in {results.root} can be compared{because}.")

@@ -19,11 +19,11 @@ import pandas as pd
 from workflow.bench.analysis.batch_sizes import slope
 from workflow.bench.analysis.estimates import Estimate, mean_ratio
 from workflow.bench.analysis.ladder import Decision
-from workflow.bench.analysis.study_ratios import log_ratios
+from workflow.bench.analysis.study_ratios import log_ratios, nothing_to_compare
 from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, TargetSweep, target_sweep
 from workflow.bench.analysis.wording import estimated
 from workflow.bench.results.columns import ENDED
-from workflow.bench.results.tables import NoDataError, Results
+from workflow.bench.results.tables import Results
 
 EXPERIMENT: Final = "width"
 BASE: Final = "adamw"
@@ -121,8 +121,7 @@ def widths(results: Results) -> Widths:
         except NoSweepError as problem:
             left_out.append(f"width {width} {problem}")
     if not sweeps:
-        because = f": {'; '.join(left_out)}" if left_out else ""
-        raise NoDataError(f"no runs of {EXPERIMENT} in {results.root} can be compared{because}.")
+        raise nothing_to_compare(results, EXPERIMENT, left_out)
     return Widths(runs, sweeps)
 
 

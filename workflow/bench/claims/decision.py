@@ -11,9 +11,10 @@ from typing import Final, Literal
 import numpy as np
 import pandas as pd
 
+from workflow.bench.analysis.captions import INERT
 from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.analysis.wording import bound, number
-from workflow.bench.results.columns import ENDED
+from workflow.bench.results.columns import DIRECTION, ENDED
 from workflow.bench.results.sources import NO_SOURCES, Sources, from_runs
 from workflow.bench.results.tables import Results
 
@@ -242,10 +243,6 @@ def not_tested(why: str, details: str = "", data: Sources = NO_SOURCES) -> Decis
     return Decision((), why, details, data=data)
 
 
-INERT: Final = 0.999
-"""The median cosine of an update and its gradient from which on a preconditioner counts as inert."""
-
-
 @dataclass(frozen=True)
 class Trained:
     """One experiment's runs and their evaluations."""
@@ -285,7 +282,8 @@ class Trained:
         The median cosine of V and D over all steps that its finished runs compared is `INERT` or more.
         """
         finished = self.of_labels(label).query("status == 'finished'")["run"]
-        is_cosine = (self.metrics["split"] == "preconditioner") & (self.metrics["metric"] == "cosine")
+        split, metric = DIRECTION
+        is_cosine = (self.metrics["split"] == split) & (self.metrics["metric"] == metric)
         cosines = self.metrics.loc[is_cosine & self.metrics["run"].isin(finished), "value"].dropna().astype(float)
         if cosines.empty or cosines.median() < INERT:
             return ""

@@ -12,6 +12,7 @@ from typing import Any, Final
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
@@ -21,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 
 from workflow.bench.analysis import captions
 from workflow.bench.analysis.descriptions import described
-from workflow.bench.analysis.estimates import shown_level
+from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.figures import _style as style
 from workflow.bench.support.files import write_atomically
 
@@ -88,6 +89,13 @@ def bar_entry() -> Artist:
     """Return an entry for intervals drawn as bars."""
     look: dict[str, Any] = {"linestyle": "none", "marker": "|", "markersize": 9, "markeredgewidth": 1.6}
     return guide_entry(f"{shown_level()} interval", color="#777777", **look)
+
+
+def draw_bars(axes: Axes, places: Iterable[float], estimates: Iterable[Estimate], color: str) -> None:
+    """Draw the interval of each estimate that has one as a bar at its place on the horizontal axis."""
+    for place, found in zip(places, estimates, strict=True):
+        if found.has_interval:
+            axes.vlines(place, found.low, found.high, color=color, linewidth=1.4, alpha=0.5)
 
 
 def hollow_entry(name: str, marker: str = "o", **look: Any) -> Artist:

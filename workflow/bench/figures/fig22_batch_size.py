@@ -108,6 +108,4 @@ def _draw_line(axes: Axes, estimates: dict[int, Estimate], label: str, place: fl
     x = [place * size for size in estimates]
     line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.1}
     axes.plot(x, [found.value for found in estimates.values()], **line)
-    for at, found in zip(x, estimates.values(), strict=True):
-        if found.has_interval:
-            axes.vlines(at, found.low, found.high, color=look.color, linewidth=1.4, alpha=0.5)
+    page.draw_bars(axes, x, estimates.values(), look.color)

@@ -64,14 +64,11 @@ def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -
         line: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4}
         x = [place * width for width in speedups]
         axes.plot(x, [one.value for one in speedups.values()], linestyle=look.line, linewidth=1.1, **line)
-        bars = [*zip(x, speedups.values(), strict=True)]
+        page.draw_bars(axes, x, speedups.values(), look.color)
         if (extrapolated := found.extrapolated(label, where)) is not None:
             at = place * max(found.sweeps) * math.exp(_PREDICTED)
             axes.plot(at, extrapolated.predicted.value, linestyle="none", markerfacecolor="white", **line)
-            bars.append((at, extrapolated.predicted))
-        for at, one in bars:
-            if one.has_interval:
-                axes.vlines(at, one.low, one.high, color=look.color, linewidth=1.4, alpha=0.5)
+            page.draw_bars(axes, [at], [extrapolated.predicted], look.color)
     panels.fixed_ticks(axes.xaxis, found.sweeps)
     axes.set_xlabel("width")
 
