@@ -65,6 +65,14 @@ def paper_name(label: str) -> str | None:
     return _PAPER_NAMES.get(name if steps.isdigit() else label)
 
 
+def signed(per_cent: float) -> str:
+    """Return a change in per cent with its sign, such as ``−27 %``; an infinite one is that of a run that diverged."""
+    if math.isinf(per_cent):
+        return "diverged"
+    digits = 1 if abs(per_cent) < 10 else 0
+    return f"{per_cent:+.{digits}f} %".replace("-", "\u2212")
+
+
 def bound(value: float) -> str:
     """Return a number that may be infinite, such as a bound of an interval or a difference to a run that diverged."""
     return f"{'-' if value < 0 else ''}infinite" if math.isinf(value) else number(value)

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from workflow.bench.analysis.estimates import Estimate, paired_ratio
 from workflow.bench.analysis.step_times import StepTimes, Timed, timed
 from workflow.bench.analysis.time_to_target import budgets, too_short
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -231,15 +232,15 @@ def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], s
             ratio = met[label].ratio if label in met else None
             if ratio and 0 < ratio.value < math.inf:
                 height = row - (0.02 if len(labels) == 1 else 0.12 - 0.22 * place)
-                panels.draw_runs(axes, met[label].by_seed, height, label, below=0.09)
+                forest.draw_runs(axes, met[label].by_seed, height, label, below=0.09)
                 # Of two or three runs with one that never arrived, dots say more than a marker without an interval.
                 if ratio.interval_method != "none" or ratio.n == 1:
-                    panels.draw_estimate(axes, ratio, height, label, runs=met[label].by_seed)
+                    forest.draw_estimate(axes, ratio, height, label, runs=met[label].by_seed)
         if any(contest.rival_never or contest.contender_never for contest in met.values()):
             of_rival = sorted({f"{contest.seeds - contest.rival_never}/{contest.seeds}" for contest in met.values()})
             of_mkor = [f"{contest.seeds - contest.contender_never}/{contest.seeds}" for contest in met.values()]
             reached = f"rival {', '.join(of_rival)}\nMKOR {', '.join(of_mkor)}"
-            panels.write_beside(axes, row, reached, "reached")
+            forest.write_beside(axes, row, reached, "reached")
     if not by_pair:
         panels.explain_empty(axes, "no pair measured", width=24)
 

@@ -19,6 +19,7 @@ from matplotlib.patches import Patch
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_level
 from workflow.bench.analysis.machines import TargetTime
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -102,7 +103,7 @@ def _draw(axes: Axes, bars: Sequence[RatioBar], rows: HardwareRows) -> None:
         place = rows.places[bar.machine, bar.label]
         _draw_bar(axes, bar, place, scale, end)
         if bar.remark:
-            panels.write_beside(axes, place, bar.remark, "reached")
+            forest.write_beside(axes, place, bar.remark, "reached")
     machines = {bar.machine for bar in bars}
     for name in dict.fromkeys(machine for machine, _ in rows.places):
         if name not in machines:

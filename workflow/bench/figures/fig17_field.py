@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from workflow.bench.analysis import captions
 from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.analysis.field import Contest, Profile, contests, pooled_profiles
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -181,7 +182,7 @@ def _draw_ratios(axes: Axes, contest: Contest, labels: Sequence[str]) -> None:
             look = style.style_of(label)
             axes.plot(1, row, marker=look.marker, color=look.color, markersize=4)
         elif (ratio := contest.steps(label).estimate) is not None:
-            panels.draw_estimate(axes, ratio, row, label)
+            forest.draw_estimate(axes, ratio, row, label)
             ends.append(ratio.value)
     # Values and not intervals set the limits: one wide interval would press all markers together.
     low, high = max(min(ends) / 1.5, 0.03), min(max(ends) * 1.5, 30.0)
@@ -210,7 +211,7 @@ def _draw_turns(axes: Axes, steps: pd.DataFrame, column: str, labels: Sequence[s
 
 
 def _name(axes: Axes, names: Sequence[str]) -> None:
-    panels.name_rows(axes, names)
+    forest.name_rows(axes, names)
     axes.tick_params(axis="y", labelsize=5.8, length=0)
     for row in range(0, len(names), 2):
         axes.axhspan(row - 0.5, row + 0.5, color="#F6F6F6", zorder=0, linewidth=0)

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from workflow.bench.analysis.curves import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.wording import number
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -83,7 +84,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         _changes(rows),
     ]
     for workload, of_workload in finals.items():
-        notes.append(_remaining(of_workload, panels.base_of(runs[runs["workload"] == workload])))
+        notes.append(_remaining(of_workload, forest.base_of(runs[runs["workload"] == workload])))
     if compared:
         notes.insert(1, "below: final loss minus MKOR's, paired by seed, with its interval; dots are seeds")
         text = page.caption(results, runs, notes=[*page.precisions(rows), *notes])
@@ -111,7 +112,7 @@ def _draw_variants(below: Sequence[Axes], losses: Mapping[str, pd.DataFrame]) ->
     labels = style.in_order(label for rows in losses.values() for label in rows["optimizer"])
     for panel, (workload, rows) in zip(below, losses.items(), strict=True):
         panel.set_title(style.workload_name(workload))
-        panels.draw_differences(panel, rows, WHOLE, labels)
+        forest.draw_differences(panel, rows, WHOLE, labels)
         panel.set_xlabel(panel.get_xlabel().replace(", iteration", ",\niteration"))
         if panel is not below[0]:
             panel.set_yticklabels([])

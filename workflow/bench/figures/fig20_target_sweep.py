@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, profiles, target_sweep
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -51,7 +52,7 @@ def _sweeps(results: Results) -> Iterator[_Shown | str]:
         # The file of an experiment without a target may be large, and is not read.
         metrics = results.metrics(name) if len(aimed) else pd.DataFrame()
         for (workload, _), rows in aimed.groupby(["workload", "dataset"], sort=False):
-            base = panels.base_of(rows)
+            base = forest.base_of(rows)
             if base is None:
                 yield f"{name} has no run of a base optimizer"
                 continue

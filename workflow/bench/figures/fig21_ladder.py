@@ -21,6 +21,7 @@ from workflow.bench.analysis.ladder import (
     predictions,
     sentences,
 )
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -90,7 +91,7 @@ def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> int:
         if not shares:
             undefined += [f"{_LOOKS[ladder.base].name}:", ladder.no_share(rungs[0])]
     _head(axes, undefined)
-    panels.name_rows(axes, [RUNGS[rung] for rung in rungs])
+    forest.name_rows(axes, [RUNGS[rung] for rung in rungs])
     return len(undefined)
 
 
@@ -106,7 +107,7 @@ def _draw_ratios(axes: Axes, of_workload: Sequence[Ladder]) -> None:
             row = rows.index((ladder.base, rung)) + (_APART if ladder.centred else -_APART)
             _draw(axes, ratio, row, _LOOKS[ladder.base], hollow=ladder.centred)
     axes.axhline(len(_ENDS) - 0.5, color="#BBBBBB", linewidth=0.6)
-    panels.name_rows(axes, [RUNGS[rung] for _, rung in rows])
+    forest.name_rows(axes, [RUNGS[rung] for _, rung in rows])
 
 
 def _draw(axes: Axes, found: Estimate, row: float, look: style.MethodStyle, *, hollow: bool = False) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.widths import PLACES, Where, Widths, sentences, widths
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -77,8 +78,8 @@ def _draw_slopes(axes: Axes, found: Widths, labels: list[str], where: Where) -> 
     axes.axvline(0, color=style.GUIDE, linewidth=0.8)
     for row, label in enumerate(labels):
         if (slope := found.slope(label, where)) is not None:
-            panels.draw_estimate(axes, slope, row, label)
+            forest.draw_estimate(axes, slope, row, label)
         if (extrapolated := found.extrapolated(label, where)) is not None:
-            panels.write_beside(axes, row, extrapolated.decision, "prediction")
-    panels.name_rows(axes, [style.style_of(label).name for label in labels])
+            forest.write_beside(axes, row, extrapolated.decision, "prediction")
+    forest.name_rows(axes, [style.style_of(label).name for label in labels])
     axes.set_xlabel("slope")
