@@ -148,7 +148,8 @@ def below(name: str, reading: str, caption: str) -> str:
     That sentence has the tier and the machine. Its seeds are left out if the text would take more than two lines.
     """
     number = re.match(r"fig0*(\d+)", name)
-    head = " ".join(([f"Figure {number[1]}."] if number else []) + ([reading] if reading else []))
+    place = f"Figure {number[1]}{', appendix' if name.endswith('_appendix') else ''}." if number else ""
+    head = " ".join(filter(None, (place, reading)))
     source = re.sub(r" \([^)]*\)", "", caption.partition(". ")[0].rstrip(".")).split("; ")
     whole, short = (f"{head} {'; '.join(source[:parts])}.".lstrip() for parts in (len(source), 2))
     return whole if len(_wrapped(whole, _TEXT_WIDTH, _CAPTION_POINTS)) <= _CAPTION_LINES else short

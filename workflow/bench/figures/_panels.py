@@ -121,6 +121,30 @@ def percent_axis(axis: Axis) -> None:
     axis.set_major_formatter(lambda value, _: f"{100 * value:g}")
 
 
+def accuracy_axis(axis: Axis, values: pd.Series) -> None:
+    """Set an axis of accuracies on which 90, 99 and 99.9 % are equally far apart, in per cent, before curves are drawn.
+
+    On a linear axis all that happens after the first tenth of training lies on its upper edge. An accuracy of 1, which
+    has no place there, is half as far from 1 as the nearest smaller one.
+    """
+    below_one = values[values < 1].astype(float)
+    nearest = max((1 - float(below_one.max())) / 2, 1e-4) if len(below_one) else 0.01
+    axis.axes.set_yscale(
+        "function",
+        functions=(
+            lambda share: -np.log10(np.maximum(1 - np.asarray(share, float), nearest)),
+            lambda place: 1 - 10 ** -np.asarray(place, float),
+        ),
+    )
+    low = max(float(values.min()) - 0.02, 0.0) if len(values) else 0.0
+    axis.axes.set_ylim(low, 1 - nearest)
+    axis.set_major_locator(
+        FixedLocator([tick for tick in (0, 0.5, 0.8, 0.9, 0.97, 0.99, 0.997) if low <= tick < 1 - nearest])
+    )
+    axis.set_minor_locator(NullLocator())
+    percent_axis(axis)
+
+
 def profile_axes(axes: Axes, end: float) -> None:
     """Set the axes of performance profiles: factors of the best from 1 to ``end``, and shares solved in per cent."""
     axes.set_xscale("log")
@@ -232,10 +256,12 @@ def _mark_failures(axes: Axes, metrics: pd.DataFrame, color: str) -> None:
     crosses.set_in_layout(False)
 
 
-def draw_losses(axes: Axes, losses: pd.DataFrame, *, x: str, scale: float) -> None:
+def draw_losses(
+    axes: Axes, losses: pd.DataFrame, *, x: str, scale: float, marked: Container[str] | None = None
+) -> None:
     """Draw curves (`draw_curves`) on a loss axis with plain numbers."""
     loss_axis(axes, losses)
-    draw_curves(axes, losses, x=x, scale=scale)
+    draw_curves(axes, losses, x=x, scale=scale, marked=marked)
     if axes.get_yscale() == "log":
         plain_log_ticks(axes)
 

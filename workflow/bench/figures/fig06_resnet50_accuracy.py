@@ -32,8 +32,8 @@ PAPER: Final = ("sgd", "kaisa", "mkor")
 """The labels in whose rows the paper's numbers stand, those of its optimizers of these names."""
 _WITH_TARGET: Final = (
     "Below: epochs and time at which the smoothed accuracy crosses the target, over those of the base optimizer, "
-    "paired by seed; dots are runs, the marker is their median, or with many runs the estimate with its interval; a run that "
-    "never reached it counts as infinitely long"
+    "paired by seed; dots are runs, the marker is their median, or with many runs the estimate with its interval; a "
+    "run that never reached it counts as infinitely long"
 )
 _WITHOUT_TARGET: Final = "Below: empty, since the runs have no target on the validation accuracy"
 _BELOW: Final = "hollow: the paper's ResNet-50 on ImageNet on 64 GPUs, to a test accuracy of {target}, over its SGD"
