@@ -26,8 +26,8 @@ _ROW_INCHES: Final = 0.135
 _NOTES: Final = (
     "Targets are what the base reaches after 30, 40, ... 100 % of its steps, without trivial and early ones; "
     "iterations to these targets over those of the base optimizer, geometric mean and interval, below 1 in the "
-    "method's favor; methods without a base are compared to the one named above the panel, which has a bare marker; a run that "
-    "misses a target enters with its budget",
+    "method's favor; methods without a base are compared to the one named above the panel, which has a bare marker; a "
+    "run that misses a target enters with its budget",
     "cosine, norm: of a matrix's step against the step of SGD with the same gradients, rate and momentum, a dot for "
     "each workload (median over matrices and 20 steps)",
 )
