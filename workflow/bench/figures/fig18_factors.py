@@ -48,7 +48,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     runs, losses = results.runs(experiment), panels.losses_to_compare(results.metrics(experiment))
     compared = sorted(panels.ended(losses, "validation", "loss")["workload"].unique())
     names = style.probed_workloads(rows)
-    heights = (1.3, 1.2) if compared else (1.6,)
+    heights = (1.6, 2.0) if compared else (1.6,)
     figure, axes = style.new_figure(len(heights), len(names), height=sum(heights) + 0.9, height_ratios=heights)
     above, below = axes[0], style.split_row(figure, axes[1], len(compared)) if compared else []
     for panel, workload in zip(above, names, strict=True):

@@ -52,7 +52,18 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = [*page.entries_of(labels), page.hollow_entry("predicted"), page.bar_entry()]
     notes = [*_NOTES, *sentences(found, lambda label: style.style_of(label).name)]
     text = page.caption(results, found.runs, notes=notes, summarized=False)
-    return page.save(figure, folder, "fig23_width", legend=legend, caption=text)
+    texts = {"caption": text, "message": _message(found), "reading": "Hollow: what the smaller widths predict."}
+    return page.save(figure, folder, "fig23_width", legend=legend, **texts)
+
+
+def _message(found: Widths) -> str:
+    """Return the title: MKOR's speedup at the smallest and the largest width, at the final quality."""
+    speedups = found.speedups("mkor", PLACES[0]) if "mkor" in found.labels else {}
+    if len(speedups) < 2:
+        return ""
+    (small, first), *_, (large, last) = speedups.items()
+    ends = f"{first.value:.2f} at width {small:g}, {last.value:.2f} at {large:g}"
+    return f"{style.data_title(found.runs)}: MKOR's speedup over AdamW {PLACES[0]} is {ends}"
 
 
 def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
