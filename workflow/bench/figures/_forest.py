@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -139,7 +140,12 @@ def _draw_inside(axes: Axes, values: Sequence[float], row: float, label: str) ->
     """Draw one dot per run below the row's marker, and a triangle at the edge for those that lie outside."""
     low, high = axes.get_xlim()
     draw_runs(axes, [value for value in values if low <= value <= high], row, label)
-    look = {"color": style.style_of(label).color, "linestyle": "none", "markersize": 3.5, "clip_on": False}
+    look: dict[str, Any] = {
+        "color": style.style_of(label).color,
+        "linestyle": "none",
+        "markersize": 3.5,
+        "clip_on": False,
+    }
     for edge, marker, outside in (
         (low, "<", any(value < low for value in values)),
         (high, ">", any(value > high for value in values)),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Required, TypedDict
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -110,6 +110,14 @@ def hollow_entry(name: str, marker: str = "o", **look: Any) -> Artist:
 def published_entry(name: str) -> Artist:
     """Return an entry for published values."""
     return hollow_entry(name, markeredgewidth=1.1)
+
+
+class Texts(TypedDict, total=False):
+    """The texts of a figure, as `save` takes them."""
+
+    caption: Required[str]
+    message: str
+    reading: str
 
 
 def save(

@@ -148,7 +148,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         notes.append(f"also timed, not drawn: {', '.join(not_drawn)}")
     absent = [f"{name} in probe step_breakdown" for name in WORKLOADS if name not in names]
     text = page.footer(results, shown, notes=notes, absent=absent)
-    texts = {
+    texts: page.Texts = {
         "caption": text,
         "message": _message(shown, names),
         "reading": f"{base_name}: the base optimizers alone." if base_name else "",

@@ -86,7 +86,11 @@ def make(results: Results, folder: Path) -> list[Path]:
     runs = pd.concat([results.runs(experiment) for experiment in EXPERIMENTS], ignore_index=True)
     text = page.caption(results, runs, notes=notes, absent=absent)
     entries = [*legend, page.bar_entry(), dot]
-    texts = {"caption": text, "message": _message(times), "reading": "Hollow: as published, on the paper's GPUs."}
+    texts: page.Texts = {
+        "caption": text,
+        "message": _message(times),
+        "reading": "Hollow: as published, on the paper's GPUs.",
+    }
     return page.save(figure, folder, "fig04_inversion_frequency", legend=entries, **texts)
 
 

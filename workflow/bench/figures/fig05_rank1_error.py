@@ -69,7 +69,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     )
     text = caption(results, rows, note)
     reading = "Every layer, iteration and seed is a dot; an error of 1 is that of the zero matrix."
-    texts = {"caption": text, "message": message(rows), "reading": reading}
+    texts: page.Texts = {"caption": text, "message": message(rows), "reading": reading}
     return page.save(figure, folder, "fig05_rank1_error", legend=legend, columns=2, **texts)
 
 

@@ -83,7 +83,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     drawn = accuracies[accuracies["optimizer"].isin({*CURVES, base})]
     rows = 0.17 * len(labels) + 0.15
     figure, axes = style.new_figure(2, 2, height=2.5 + rows, height_ratios=(1.75, rows))
-    ratios = {}
+    ratios: dict[Literal["steps", "seconds"], dict[str, float]] = {}
     for (upper, lower), column in zip(axes.T, _columns(accuracies, by_name, base), strict=True):
         _draw_accuracies(upper, drawn, column, goals)
         took = {label: to_target(aimed[aimed["optimizer"] == label], column.quantity) for label in labels}
@@ -108,9 +108,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     )
 
 
-def _message(runs: pd.DataFrame, ratios: Mapping[str, Mapping[str, float]], base: str) -> str:
+def _message(runs: pd.DataFrame, ratios: Mapping[Literal["steps", "seconds"], Mapping[str, float]], base: str) -> str:
     """Return the title: MKOR's epochs and time to the target over those of the base; empty without them."""
-    shown = [ratios[quantity].get("mkor", math.nan) for quantity in ("steps", "seconds")]
+    shown = [by_label.get("mkor", math.nan) for by_label in ratios.values()]
     if not all(map(math.isfinite, shown)):
         return ""
     epochs, seconds = (f"{ratio:.2f}" for ratio in shown)

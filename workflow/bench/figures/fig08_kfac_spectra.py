@@ -87,16 +87,16 @@ def draw(results: Results, folder: Path, name: str, shown: Sequence[str], height
         look = {"color": "#000000", "linestyle": style.MODEL_LINE}
         legend.append(page.guide_entry("remaining weight of the identity", **look))
     message = _message(rows, singular) if tuple(shown) == _SHOWN else ""
-    texts = {"caption": page.footer(results, rows, notes=notes), "message": message}
     reading = "Thin lines are layers, thick ones their median."
-    return page.save(figure, folder, name, legend=legend, columns=2, reading=reading, **texts)
+    texts: page.Texts = {"caption": page.footer(results, rows, notes=notes), "message": message, "reading": reading}
+    return page.save(figure, folder, name, legend=legend, columns=2, **texts)
 
 
 def _message(rows: pd.DataFrame, singular: pd.DataFrame) -> str:
     """Return the title: the condition number that running factors reach, and how many of one batch are singular."""
     running = rows[(rows["factor"] == "running") & (rows["step"] == rows["step"].max())]
     medians = running.groupby("workload")["condition_number"].median()
-    unresolved, number = (int(value) for value in singular.loc["batch"])
+    unresolved, number = (int(singular["sum"]["batch"]), int(singular["size"]["batch"]))
     if medians.empty or not number:
         return ""
     low, high = (f"{float(f'{value:.0e}'):,.0f}" for value in (medians.min(), medians.max()))

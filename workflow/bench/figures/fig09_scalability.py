@@ -52,7 +52,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         parts.append(_model_message(projected))
     legend = _entries(shown, few_cores, measured, projected)
     absent = [f"probe {name}" for name in PROBES if results.probe(name).empty]
-    texts = {
+    texts: page.Texts = {
         "caption": page.footer(results, rows if len(rows) else projected, notes=notes, absent=absent),
         "message": "; ".join(filter(None, parts)),
         "reading": "On gray: computed by a model, not measured." if len(projected) else "",

@@ -52,7 +52,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     if rows["seed"].nunique() > 1:
         legend.append(page.guide_entry("mean of one seed", linewidth=0.5))
     text = caption(results, rows, "relative Frobenius error; lines: mean over layers and seeds")
-    texts = {
+    texts: page.Texts = {
         "caption": text,
         "message": _message(rows),
         "reading": "Lines: mean over layers and seeds; 1: no better than nothing.",

@@ -203,7 +203,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         legend.append(page.published_entry("published (paper's models and GPUs)"))
     notes = [_NOTES[0], _level_note(losses), _NOTES[1]]
     notes += [f"no pair of runs that both reached equal training accuracy: {', '.join(without)}"] if without else []
-    texts = {
+    texts: page.Texts = {
         "caption": caption(results, losses, notes),
         "message": _message(measured, losses),
         "reading": "Below: right of 1 MKOR is faster. Thin lines: runs of SGD and MKOR.",
@@ -233,12 +233,8 @@ def _name_rows(axes: Sequence[Axes]) -> None:
 def _rising(losses: pd.DataFrame) -> str:
     """Return the names of the MKOR labels whose training loss ends above its first value, medians over seeds."""
     ordered = losses.sort_values("step").groupby(["optimizer", "run"])["value"]
-    ends = pd.DataFrame({"first": ordered.first(), "last": ordered.last()}).groupby("optimizer").median()
-    return ", ".join(style.style_of(label).name for label in CONTENDERS if label in ends.index and _rises(ends, label))
-
-
-def _rises(ends: pd.DataFrame, label: str) -> bool:
-    return bool(ends.loc[label, "last"] > ends.loc[label, "first"])
+    rise = (ordered.last() - ordered.first()).groupby("optimizer").median()
+    return ", ".join(style.style_of(label).name for label in CONTENDERS if rise.get(label, 0.0) > 0)
 
 
 def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], experiments: Mapping[str, Timed]) -> str:

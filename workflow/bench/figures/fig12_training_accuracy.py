@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from workflow.bench.analysis.step_times import Timed
 from workflow.bench.figures import _page as page
@@ -33,7 +34,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         length, unit = panels.time_scale(experiment.metrics)
         for panel, x, scale in ((upper, "train_seconds", length), (lower, "step", 1.0)):
             panels.accuracy_axis(panel.yaxis, experiment.metrics["value"])
-            look = {"rising": True, "marked": MARKED, "goals": goals[name]}
+            look: dict[str, Any] = {"rising": True, "marked": MARKED, "goals": goals[name]}
             panels.draw_curves(panel, experiment.metrics, x=x, scale=scale, **look)
         upper.set_xlabel(f"training time ({unit})")
         lower.set_xlabel("iteration")
@@ -46,7 +47,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         "Accuracy on a fixed part of the training data, in evaluation mode, on an axis on which 90, 99 and 99.9 % are "
         "equally far apart; for questions, the share of answers with both ends right"
     )
-    texts = {
+    texts: page.Texts = {
         "caption": caption(results, experiments, [note]),
         "message": _message(experiments),
         "reading": "The axis stretches towards 100 %. Thin lines: runs of SGD and MKOR.",

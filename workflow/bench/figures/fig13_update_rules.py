@@ -56,10 +56,12 @@ def make(results: Results, folder: Path) -> list[Path]:
         if lower is not axes[1, 0]:
             lower.set_yticklabels([])
     axes[0, 0].set_ylabel("validation loss")
-    text = page.caption(results, runs, notes=_NOTES)
-    reading = "Below: dots are seeds; left of 0 is better than the base optimizer."
-    entries = {"legend": panels.curve_entries([shown]), "message": message(compared, of_workload), "reading": reading}
-    return page.save(figure, folder, "fig13_update_rules", caption=text, **entries)
+    texts: page.Texts = {
+        "caption": page.caption(results, runs, notes=_NOTES),
+        "message": message(compared, of_workload),
+        "reading": "Below: dots are seeds; left of 0 is better than the base optimizer.",
+    }
+    return page.save(figure, folder, "fig13_update_rules", legend=panels.curve_entries([shown]), **texts)
 
 
 def message(losses: Mapping[str, pd.DataFrame], runs: Mapping[str, pd.DataFrame]) -> str:

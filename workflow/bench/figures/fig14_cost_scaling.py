@@ -74,7 +74,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         notes.append(f"timed only once, because slow: {once}")
     text = page.footer(results, rows, notes=notes)
     reading = "Right of the curves: exponent of the power of the width fitted to each."
-    texts = {"caption": text, "message": _message(rows), "reading": reading}
+    texts: page.Texts = {"caption": text, "message": _message(rows), "reading": reading}
     return page.save(figure, folder, "fig14_cost_scaling", legend=legend, columns=2, **texts)
 
 

@@ -94,7 +94,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         notes.append(f"not in Table 1: {', '.join(style.style_of(label).name for label in without)}")
     text = page.footer(results, rows, notes=notes)
     reading = "Filled: counted; smaller markers lie on larger ones of methods that send the same."
-    texts = {"caption": text, "message": _message(at_workers), "reading": reading}
+    texts: page.Texts = {"caption": text, "message": _message(at_workers), "reading": reading}
     return page.save(figure, folder, "fig15_communication", legend=legend, columns=2, **texts)
 
 

@@ -191,7 +191,7 @@ def make(results: Results, folder: Path) -> list[Path]:
             runs = runs[[pair in _SHOWN for pair in zip(runs["experiment"], runs["workload"], strict=True)]]
         absent = [name for name in EXPERIMENTS if own.runs(name).empty]
         absent += [f"probe {name}" for name in PROBES if not (own.root / "probes" / f"{name}.csv").exists()]
-    texts = {
+    texts: page.Texts = {
         "caption": page.caption(results, runs, notes=notes, absent=absent),
         "message": _message([bars for bars, _ in columns.values()], len(machines)),
         "reading": "Above: a step with a refresh in ten; below: time to the target.",

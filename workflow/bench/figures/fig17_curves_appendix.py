@@ -35,7 +35,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.set_title(style.data_title(contest.runs, width=34), fontsize=7)
         _draw_curves(panel, contest)
     note = "the target's metric, its median over seeds (thin lines)"
-    texts = {
+    texts: page.Texts = {
         "caption": field.caption(results, curves, [note]),
         "reading": "Median over seeds, which are thin lines.",
     }

@@ -31,7 +31,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.set_ylabel("solved (%)")
     for panel in axes[-1]:
         panel.set_xlabel("factor of the best")
-    texts = {
+    texts: page.Texts = {
         "caption": field.caption(results, everything, [field.PROFILES_NOTE, "gray: the other families"]),
         "reading": "Share of targets reached within a factor of the best's iterations; gray: the others.",
     }

@@ -57,7 +57,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     named = [label for label in order if label in {*leaders, "mkor"}]
     field.draw_profiles(profile, field.profiles_of(everything), named, banded=False, gap=0.06)
     profile.set(xlabel="factor of the best's iterations", ylabel="targets reached (%)")
-    texts = {
+    texts: page.Texts = {
         "caption": field.caption(results, everything, _NOTES),
         "message": _message(ratios),
         "reading": f"Left: the first {FIRST} of {len(order)}, and references; left of 1 is faster than the base.",

@@ -57,7 +57,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         _draw_turns(panel, steps, column, labels)
         _name(panel, [""] * len(names))
     absent = [] if len(steps) else ["field_steps"]
-    texts = {
+    texts: page.Texts = {
         "caption": field.caption(results, found, _NOTES, absent),
         "reading": "Iterations to the base's targets, left of 1 is faster; cosine and norm against SGD's step.",
     }

@@ -80,7 +80,11 @@ def make(results: Results, folder: Path) -> list[Path]:
         text = page.caption(results, runs, notes=[*page.precisions(rows), *notes])
     else:
         text = page.footer(results, rows, notes=notes)
-    texts = {"caption": text, "message": _message(rows), "reading": "Above: how far one side alone turns the gradient."}
+    texts: page.Texts = {
+        "caption": text,
+        "message": _message(rows),
+        "reading": "Above: how far one side alone turns the gradient.",
+    }
     return page.save(figure, folder, "fig18_factors", legend=entries(), columns=2, **texts)
 
 

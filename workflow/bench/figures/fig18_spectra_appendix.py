@@ -43,7 +43,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         page.guide_entry("largest eigenvalue, of all", linestyle=_LARGEST, linewidth=1.2),
     ]
     note = "thin lines: smallest eigenvalues of layers, thick lines: their median; all factors follow one training"
-    texts = {
+    texts: page.Texts = {
         "caption": page.footer(results, rows, notes=[note]),
         "reading": "With markers: smallest eigenvalues, thin lines are layers, thick ones their median.",
     }

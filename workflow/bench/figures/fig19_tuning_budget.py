@@ -49,7 +49,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     forest.name_rows(axes, [style.style_of(label).name for label in labels])
     axes.set_xlabel("worse than with all trials (%)")
     notes = [_NOTE, sizes(searches), *failures(searches), *not_shown(several)]
-    texts = {
+    texts: page.Texts = {
         "caption": page.caption(results, pd.DataFrame(), notes=notes),
         "message": _message(costs),
         "reading": "Dots are experiments, markers their median; further right gains more from the second half.",

@@ -52,7 +52,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     if any(max(found.studies) > 1 for found in searches.values()):
         legend.append(page.band_entry("range over studies"))
     notes = [_STATISTIC, sizes(searches), *failures(searches), *not_shown(several)]
-    texts = {
+    texts: page.Texts = {
         "caption": page.caption(results, pd.DataFrame(), notes=notes),
         "reading": "The best of so many trials; a curve that still falls at its end would gain from more.",
     }

@@ -53,7 +53,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
     legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
     legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
-    texts = {
+    texts: page.Texts = {
         "caption": page.caption(results, runs, notes=notes),
         "reading": "Share of targets and seeds reached within a factor of the best; upper left is better.",
     }

@@ -51,7 +51,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
     legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
     legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
-    texts = {
+    texts: page.Texts = {
         "caption": page.caption(results, runs, notes=notes),
         "reading": "A curve ends where runs miss the target, a band at the top has no upper bound.",
     }

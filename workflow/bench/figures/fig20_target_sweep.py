@@ -102,7 +102,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     panels.plain_log_ticks(axes[0])
     gray = page.guide_entry("one experiment", color="#AAAAAA", linewidth=0.8)
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
-    texts = {
+    texts: page.Texts = {
         "caption": page.caption(results, runs, notes=notes),
         "message": _message(ratios["mkor"], middles.get("mkor", {})),
         "reading": "Below 1 is faster than the base. Targets: what the base reaches after shares of its steps.",
@@ -139,16 +139,12 @@ def _draw(axes: Axes, label: str, ratios: Sequence[Mapping[float, float]]) -> di
     return middle
 
 
-def _message(
-    ratios: Mapping[str, Sequence[Mapping[float, float]]], middles: Mapping[str, Mapping[float, float]]
-) -> str:
+def _message(ratios: Sequence[Mapping[float, float]], middle: Mapping[float, float]) -> str:
     """Return the title: MKOR's ratio at the first and the last target, and its range over experiments there."""
-    middle = middles.get("mkor")
     if not middle:
         return ""
     first, last = min(middle), max(middle)
-    at_last = [one[last] for one in ratios["mkor"] if last in one]
+    at_last = [one[last] for one in ratios if last in one]
     text = f"MKOR's iterations over the base's: {middle[first]:.2f} at a target after {100 * first:.0f} % of its steps"
-    return (
-        f"{text}, {middle[last]:.2f} after {100 * last:.0f} % ({min(at_last):.2f} to {max(at_last):.2f} by experiment)"
-    )
+    span = f"{min(at_last):.2f} to {max(at_last):.2f} by experiment"
+    return f"{text}, {middle[last]:.2f} after {100 * last:.0f} % ({span})"

@@ -70,7 +70,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
     runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
     text = page.caption(results, runs, notes=notes, summarized=False)
-    texts = {
+    texts: page.Texts = {
         "caption": text,
         "message": _message(found),
         "reading": "Above: KFAC is 100 %. Below: left of 1 is faster.",

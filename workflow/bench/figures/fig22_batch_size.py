@@ -56,7 +56,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     notes = [*_NOTES, *sentences(found, style.workload_name, lambda label: style.style_of(label).name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
-    texts = {
+    texts: page.Texts = {
         "caption": page.caption(results, runs, notes=notes, summarized=False),
         "message": _message(found),
         "reading": "Below: a line that rises profits more from a large batch than the reference.",

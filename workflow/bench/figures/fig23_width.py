@@ -52,7 +52,11 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = [*page.entries_of(labels), page.hollow_entry("predicted"), page.bar_entry()]
     notes = [*_NOTES, *sentences(found, lambda label: style.style_of(label).name)]
     text = page.caption(results, found.runs, notes=notes, summarized=False)
-    texts = {"caption": text, "message": _message(found), "reading": "Hollow: what the smaller widths predict."}
+    texts: page.Texts = {
+        "caption": text,
+        "message": _message(found),
+        "reading": "Hollow: what the smaller widths predict.",
+    }
     return page.save(figure, folder, "fig23_width", legend=legend, **texts)
 
 
