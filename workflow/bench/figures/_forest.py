@@ -151,7 +151,7 @@ def _draw_inside(axes: Axes, values: Sequence[float], row: float, label: str) ->
         (high, ">", any(value > high for value in values)),
     ):
         if outside:
-            axes.plot(edge, row + 0.26, marker=marker, zorder=5, **look)
+            axes.plot(edge, row + 0.26, marker=marker, zorder=5, clip_on=False, **look)
 
 
 def write_beside(axes: Axes, row: float, text: str, header: str) -> None:

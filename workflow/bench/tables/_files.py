@@ -41,10 +41,10 @@ def write_table(
 ) -> list[Path]:
     """Write ``folder/name.csv``, ``.md``, ``.html`` and the caption ``.rst``, each whole or not at all; return them.
 
-    The caption follows the table in Markdown and HTML, and the CSV file holds the rows alone. In the column `DATA`,
-    Markdown gives the files and the number of runs, HTML also the ids of the runs, folded away.
+    The caption follows the table in Markdown and HTML, and the CSV file holds the rows alone. The column `DATA` stands
+    in the CSV: the ids of a row's runs are for programs, and would be most of a page.
     """
-    shown = narrow.table if narrow else frame
+    shown = narrow.table if narrow else frame.drop(columns=DATA, errors="ignore")
     rows, columns = _cells(shown), [str(column) for column in shown]
     details = _details(narrow) if narrow else []
     sections = []
