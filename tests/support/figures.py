@@ -29,7 +29,7 @@ def figure_of(name: str, results: Results) -> Figure:
 
     def keep(figure: Figure, folder: Path, name: str, caption: str) -> list[Path]:
         kept.append(figure)
-        _CAPTIONS[figure] = caption
+        remember(figure, caption)
         return [folder / name]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -54,6 +54,11 @@ def is_inside(box: BboxBase, outer: BboxBase, *, slack: float = 1.0) -> bool:
         and outer.y0 - slack <= box.y0
         and box.y1 <= outer.y1 + slack
     )
+
+
+def remember(figure: Figure, caption: str) -> None:
+    """Keep the caption with which a figure was written, for `caption_of`."""
+    _CAPTIONS[figure] = caption
 
 
 def caption_of(figure: Figure) -> str:

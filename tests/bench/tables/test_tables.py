@@ -94,11 +94,11 @@ def test_sources_are_named_once_and_shortened_for_people():
     assert files_in(str(data)) == {"x.csv", "probes/p.csv"}
 
 
-def test_markdown_names_files_and_html_folds_the_ids_away(tmp_path):
+def test_the_ids_of_runs_stand_in_the_csv_alone(tmp_path):
     frame = pd.DataFrame({"n": [1], "data": [Sources((Source("x.csv", ("a1", "b2")),))]})
     write_table(frame, tmp_path, "t", title="T", caption="C.")
-    assert (tmp_path / "t.md").read_text().splitlines()[4] == "| 1 | x.csv (2 runs) |"
-    assert "<details><summary>x.csv (2 runs)</summary>x.csv: runs a1, b2</details>" in (tmp_path / "t.html").read_text()
+    assert (tmp_path / "t.md").read_text().splitlines()[2:5] == ["| n |", "| --- |", "| 1 |"]
+    assert "x.csv" not in (tmp_path / "t.html").read_text()
     assert pd.read_csv(tmp_path / "t.csv")["data"].tolist() == ["x.csv: runs a1, b2"]
 
 
