@@ -42,7 +42,7 @@ def test_a_panel_shows_each_optimizer_s_mean_over_studies(figure: Figure):
             assert xs(line)[-1] == TRIALS
         assert len(panel.collections) == 3
     shown = [(panel.get_title(), panel.get_ylabel()) for panel in figure.axes[:2]]
-    assert shown == [("Autoencoder\none", "validation loss"), ("AlexNet\ntwo", "steps to the target")]
+    assert shown == [("Autoencoder", "validation loss"), ("AlexNet", "steps to the target")]
     assert legend_of(figure) == ["SGD", "KFAC (KAISA)", "MKOR (exact rule)", "range over studies"]
 
 
@@ -102,7 +102,7 @@ def test_a_workload_that_was_tuned_at_several_sizes_is_named_and_not_drawn(tmp_p
     twice = [row for _ in range(2) for row in trial_rows("sizes", "autoencoder", by_steps=False)]
     write_csv(tmp_path / "sizes.csv", TRIAL_COLUMNS, [*twice, *trial_rows("sizes", "alexnet", by_steps=False)])
     figure = figure_of("fig19_tuning_budget_appendix", Results(tmp_path, trial_tables=(tmp_path / "sizes.csv",)))
-    assert [panel.get_title() for panel in figure.axes] == ["AlexNet\nsizes"]
+    assert [panel.get_title() for panel in figure.axes] == ["AlexNet"]
     assert "Not shown, since they were tuned at several sizes: sizes Autoencoder." in caption_of(figure)
     write_csv(tmp_path / "sizes.csv", TRIAL_COLUMNS, twice)
     with pytest.raises(NoDataError, match="tuned at several sizes"):

@@ -93,7 +93,7 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
         labels: the rows from top to bottom.
     """
     try:
-        changes, _ = final_changes(losses, base)
+        changes, step = final_changes(losses, base)
     except NoDataError as error:
         explain_empty(axes, str(error))
         return
@@ -125,7 +125,7 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
     axes.set_xticks([tick for tick in ticks if low <= tick <= high])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0"))
     axes.tick_params(axis="x", labelsize=7)
-    axes.set_xlabel(f"final loss,\n% against {style.style_of(base).name.partition(' (')[0]}'s")
+    axes.set_xlabel(f"loss at step {step:g},\n% against {style.style_of(base).name.partition(' (')[0]}'s")
 
 
 def _limit(axes: Axes, centers: Sequence[float], values: Sequence[float]) -> None:
@@ -140,12 +140,7 @@ def _draw_inside(axes: Axes, values: Sequence[float], row: float, label: str) ->
     """Draw one dot per run below the row's marker, and a triangle at the edge for those that lie outside."""
     low, high = axes.get_xlim()
     draw_runs(axes, [value for value in values if low <= value <= high], row, label)
-    look: dict[str, Any] = {
-        "color": style.style_of(label).color,
-        "linestyle": "none",
-        "markersize": 3.5,
-        "clip_on": False,
-    }
+    look: dict[str, Any] = {"color": style.style_of(label).color, "linestyle": "none", "markersize": 3.5}
     for edge, marker, outside in (
         (low, "<", any(value < low for value in values)),
         (high, ">", any(value > high for value in values)),

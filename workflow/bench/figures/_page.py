@@ -26,10 +26,10 @@ from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.figures import _style as style
 from workflow.bench.support.files import write_atomically
 
-_CAPTION_POINTS: Final = 6.3
+_CAPTION_POINTS: Final = 6.0
 _CAPTION_LINES: Final = 2
 """The most lines below the panels: who shows the picture has no use for the settings, which stand in its `.rst`."""
-_TITLE_POINTS: Final = 9.0
+_TITLE_POINTS: Final = 8.6
 _TEXT_WIDTH: Final = 0.985 * style.WIDTH * 72
 """Points that the title and the caption may be wide."""
 _LEAST_TICKS: Final = 3

@@ -97,7 +97,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = panels.curve_entries([drawn])
     if goals:
         legend.append(panels.target_entry(f"target: {', '.join(f'{100 * goal:g}' for goal in goals)} %"))
-    legend.append(page.published_entry("published (ImageNet, 64 GPUs)"))
+    legend.append(page.published_entry("published (ImageNet)"))
     at = f"{paper['target_top1'].iloc[0]:g} %"
     notes = [_WITH_TARGET if goals else _WITHOUT_TARGET, measured.note(style.workload_name), _BELOW.format(target=at)]
     text = page.caption(results, runs, notes=notes)
