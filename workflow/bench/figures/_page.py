@@ -144,9 +144,9 @@ def save(
         reading: a sentence below the panels on how to read them.
     """
     description = described(name)
-    arrange(
-        figure, legend, below(name, reading, caption), columns, message or (description.title if description else "")
-    )
+    # The figure's number stands below the panels.
+    subject = re.sub(r" \(Figure .*?\)", "", description.title) if description else ""
+    arrange(figure, legend, below(name, reading, caption), columns, message or subject)
     return write(figure, folder, name, caption)
 
 
