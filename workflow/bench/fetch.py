@@ -5,8 +5,8 @@
 
 Sizes and licenses are printed before anything is downloaded. ``workflow/datasets.yaml`` has the sources. The same
 command goes on with an interrupted download. Every file is checked: against the published checksum, against its
-publisher's, or, where there is none, against that of the first download, which SHA256SUMS in the data folder keeps; with
-a copy of that file in the data folder of another machine the files of both are compared. What cannot be downloaded, and
+publisher's, or, where there is none, against that of the first download, which SHA256SUMS in the data folder keeps.
+Copy that file to the data folder of another machine to have the files of both compared. What cannot be downloaded, and
 what remains to be done, is named at the end.
 """
 
@@ -144,9 +144,7 @@ def _download(wanted: DownloadableSet, source: Source, path: Path) -> None:
     stated = transfer.read_pointer(source.pointer) if source.pointer else None
     if first and stated not in (None, first):
         now = f"its publisher now states the SHA-256 {stated}, and {SUMS} in the data folder has {first}"
-        raise TransferError(
-            f"{name}: {now}; {SUMS} in the data folder has {first}: remove its line to take the new one"
-        )
+        raise TransferError(f"{name}: {now}; remove that line to take the new file")
     found = transfer.download(source, path, stated or first)
     if not first:
         lines = (f"{digest}  {each}\n" for each, digest in sorted({**_sums(), name: found}.items()))
@@ -167,9 +165,8 @@ def fetch(wanted: Sequence[DownloadableSet]) -> int:
         ConfigError: there is no space for them.
     """
     if _left(wanted) > _free():
-        raise ConfigError(
-            f"{shown_path(data_folder())}: {in_words(_left(wanted))} do not fit; make room, or set MKOR_DATA"
-        )
+        space = f"{in_words(_left(wanted))} to download, and {in_words(_free())} are free"
+        raise ConfigError(f"{shown_path(data_folder())}: {space}; make room, or set MKOR_DATA")
     failed = 0
     data_folder().mkdir(parents=True, exist_ok=True)
     with locked(data_folder() / _LOCK, lambda: print("waiting for another fetch to end", file=sys.stderr)):

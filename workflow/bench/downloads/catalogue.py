@@ -117,7 +117,5 @@ def _set(name: str, given: dict[str, Any]) -> DownloadableSet:
 
 
 def _source(given: dict[str, Any], part: int) -> Source:
-    texts = {key: given[key].format(part=part) for key in ("name", "pointer") if key in given}
-    urls = tuple(url.format(part=part) for url in given.get("urls", ()))
-    filled: dict[str, Any] = {**given, **texts, "urls": urls}
-    return Source(**filled)
+    filled = dict(given, urls=tuple(url.format(part=part) for url in given.get("urls", ())))
+    return Source(**filled | {key: given[key].format(part=part) for key in ("name", "pointer") if key in given})

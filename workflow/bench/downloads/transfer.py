@@ -189,7 +189,7 @@ class _Part:
         return total is None or self.size >= total
 
     def _total(self, response: HTTPResponse, start: int) -> int | None:
-        """Return the size of the whole file by the server, None if it does not say; refuse one that cannot be it."""
+        """Return the size of the whole file, None if nobody states it; refuse an answer that cannot be the file."""
         if self._sha256 is None and response.headers.get_content_type() == "text/html":
             raise _Refused("it sends a web page in place of the file")
         if response.status == 206:
@@ -202,7 +202,7 @@ class _Part:
             total = int(length) if length and length.isdigit() else None
         if self._source.bytes and total not in (None, self._source.bytes):
             raise _Refused(f"its file has {total:,} bytes, and must have {self._source.bytes:,}: refused")
-        return total
+        return total or self._source.bytes
 
     def _keep_validator(self, response: HTTPResponse) -> None:
         """Keep the server's name of this version of the file; a weak one does not vouch for bytes."""
