@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
