@@ -34,7 +34,7 @@ ARTICLES = (
 
 
 def publish(server: Server, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Serve all sets but ImageNet as ``<set>/<file>``, and make `catalogue` read a file of sources with their addresses.
+    """Serve all sets but ImageNet as ``<set>/<file>``, and make `catalogue` read a file of sources that names them.
 
     It is the project's own file with other addresses, sizes and checksums.
 

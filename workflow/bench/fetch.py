@@ -115,7 +115,7 @@ def bring(wanted: DownloadableSet) -> None:
     by_files = wanted.unpack in (None, "parquet")
     if wanted.path.exists() and not by_files:
         lacking = ", ".join(name for name in wanted.holds if not is_here(wanted.path, (name,)))
-        raise ConfigError(f"{wanted.name}: {shown_path(wanted.path)} lacks {lacking}; move that folder away first")
+        raise ConfigError(f"{shown_path(wanted.path)} lacks {lacking}; move that folder away first")
     names = [source.name for source in wanted.files]
     for source, name in zip(wanted.files, wanted.holds if by_files else names, strict=True):
         landed = wanted.path / name
@@ -190,8 +190,9 @@ def _run(options: argparse.Namespace) -> int:
     if not found:
         print(f"tier '{plan.tier.name}' needs no download: its data comes with the packages")
         return 0
-    chosen = options.what or list(dict.fromkeys(each.what for each in needs.downloads(found)))
-    if unneeded := set(chosen) - {each.what for each in needs.downloads(found)}:
+    needed = {each.what for each in (*found, *needs.downloads(found))}
+    chosen = set(options.what or needed)
+    if unneeded := chosen - needed:
         raise ConfigError(f"--what {' '.join(sorted(unneeded))}: tier '{plan.tier.name}' does not need it")
     wanted = [each for each in needs.downloads(found) if each.what in chosen]
     found = [need for need in found if need.what in chosen]

@@ -52,6 +52,9 @@ def files(folder: Path) -> list[str]:
 def test_all_sets_land_where_their_readers_look(server, tmp_path, capsys):
     data = tmp_path / "data"
     assert fetch.main(["--tier", "single_gpu", "--what", *FREE]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert f"mrpc: in {data}/glue/MRPC" in said.out
     vocabulary = Vocabulary(cased=True)
     for name in ("cifar10", "cifar100"):
         images = cifar.load(name)
@@ -67,10 +70,8 @@ def test_all_sets_land_where_their_readers_look(server, tmp_path, capsys):
     with pytest.raises(AssertionError):
         assert_close(base, large)
     assert "downloads" not in files(data), "nothing but what is read stays"
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert f"mrpc: in {data}/glue/MRPC" in said.out
     server.requests.clear()
+    capsys.readouterr()
     assert fetch.main(["--what", *FREE]) == 0
     assert server.requests == [], "what is here is not asked for again"
     assert "to download: 0 B" in capsys.readouterr().out
