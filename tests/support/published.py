@@ -33,28 +33,32 @@ ARTICLES = (
 """The articles of each part of the corpus."""
 
 
-def publish(server: Server, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Serve all sets but ImageNet as ``<set>/<file>``, and make `catalogue` read a file of sources that names them.
+Files = dict[str, dict[str, bytes]]
+"""The files of sets, by set and name."""
+
+
+def publish(server: Server, published: Files, file: Path, patch: pytest.MonkeyPatch) -> None:
+    """Serve sets as ``<set>/<file>``, and make `catalogue` read a file of sources that names them.
 
     It is the project's own file with other addresses, sizes and checksums.
 
     Args:
         server: gets the pages; ``<set>/<file>.pointer`` are Git LFS pointers.
-        folder: for the sets before they are packed, and for the file of sources.
-        patch: makes torchvision expect these files' checksums.
+        published: what `pack` returns.
+        file: for the file of sources.
+        patch: makes `catalogue` read it.
     """
     content = yaml.safe_load(catalogue.FILE.read_text())
-    for name, files in _files(folder, patch).items():
-        for file, data in files.items():
-            kind = "text/plain" if file.endswith((".txt", ".json")) else "application/octet-stream"
-            server.pages[f"{name}/{file}"] = Page(data, kind=kind, etag=f'"{hashlib.sha256(data).hexdigest()[:8]}"')
+    for name, files in published.items():
+        for path, data in files.items():
+            kind = "text/plain" if path.endswith((".txt", ".json")) else "application/octet-stream"
+            server.pages[f"{name}/{path}"] = Page(data, kind=kind, etag=f'"{hashlib.sha256(data).hexdigest()[:8]}"')
     for name, given in content["sets"].items():
         given["parts"] = PARTS if "parts" in given else 1
         for source in given["files"]:
             _point(source, name, server)
         if given["parts"] == 1:
             del given["parts"]
-    file = folder / "datasets.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     patch.setattr(catalogue, "FILE", file)
     catalogue.sets.cache_clear()
@@ -80,9 +84,11 @@ def _point(source: dict, name: str, server: Server) -> None:
             source["sha256"] = hashlib.sha256(data).hexdigest()
 
 
-def _files(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, dict[str, bytes]]:
-    """Return the files that are published of each set."""
-    root = folder / "unpacked"
+def pack(root: Path, patch: pytest.MonkeyPatch) -> Files:
+    """Return what is published of each set but ImageNet, after writing it to ``root``.
+
+    patch: makes torchvision expect these files' checksums.
+    """
     text_files.write_squad(root)
     text_files.write_imdb(root)
     text_files.write_vocabulary(root)

@@ -33,14 +33,21 @@ FREE = ("cifar10", "cifar100", "glue", "squad", "imdb", "vocab", "weights")
 """What needs neither a registration nor a further package."""
 
 
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[published.Files]:
+    """What is published of each set."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield published.pack(tmp_path_factory.mktemp("unpacked"), patch)
+
+
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(packed: published.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """All published sets, and an empty data folder."""
     monkeypatch.setenv("MKOR_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(transfer, "WAIT_SECONDS", 0.0)
     with faulty_server.running() as found:
-        published.publish(found, tmp_path, monkeypatch)
+        published.publish(found, packed, tmp_path / "datasets.yaml", monkeypatch)
         yield found
     catalogue.sets.cache_clear()
 
