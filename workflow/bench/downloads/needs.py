@@ -77,6 +77,11 @@ def _need(name: str, length: int | None, experiments: tuple[str, ...]) -> Need:
     return Need(what, f"shards of {length} tokens", path, (MANIFEST,), experiments, length)
 
 
+def folders(found: Collection[Need]) -> tuple[str, ...]:
+    """Return the names of the folders at the top of the data folder that hold needs."""
+    return tuple(dict.fromkeys(need.path.relative_to(data_folder()).parts[0] for need in found))
+
+
 def downloads(found: Collection[Need]) -> list[DownloadableSet]:
     """Return the sets to download for needs, in the order of ``workflow/datasets.yaml``.
 
