@@ -12,8 +12,11 @@ from workflow.bench.data import DATASETS, glue, imagenet, squad
 from workflow.bench.data.shards import shards_folder
 from workflow.bench.data.vision import datasets
 from workflow.bench.downloads import catalogue, needs
+from workflow.bench.downloads.landing import INSTALL
+from workflow.bench.downloads.meter import in_words
+from workflow.bench.fetch import SUMS
 from workflow.bench.plan import Plan
-from workflow.bench.support.config import ConfigError, schema
+from workflow.bench.support.config import ROOT, ConfigError, schema
 
 LARGE = ("single_gpu", "paper")
 
@@ -152,3 +155,26 @@ def test_a_mistake_in_the_file_of_sources_is_one_line(changed, says, tmp_path, m
         catalogue.sets()
     monkeypatch.undo()
     catalogue.sets.cache_clear()
+
+
+def test_the_page_says_what_each_tier_needs(plan):
+    """docs/data.md, row by row: truth is the plan, and the file of sources."""
+    page = (ROOT / "docs" / "data.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    found = needs.needs(plan)
+    wanted = needs.downloads(found)
+    assert {row[0].strip("`") for row in rows} == {each.what for each in wanted}
+    for what, users, size, _, places in rows:
+        sets = [each for each in wanted if each.what == what.strip("`")]
+        experiments = {name for need in found if need.what == what.strip("`") for name in need.experiments}
+        assert set(re.findall(r"`(\w+)`", users)) == experiments
+        assert size.startswith(in_words(sum(each.size for each in sets)))
+        if what != "`glue`":
+            named = set(re.findall(r"`([^`]+)`", places)) - {"pretraining"}
+            assert named == {each.folder for each in sets}
+
+
+def test_the_page_names_the_sums_and_the_extra():
+    page = (ROOT / "docs" / "data.md").read_text()
+    assert f"`data/{SUMS}`" in page
+    assert f"`.venv/bin/{INSTALL}`" in page
