@@ -95,9 +95,9 @@ def pack(root: Path, patch: pytest.MonkeyPatch) -> Files:
     found = {"imdb": {"aclImdb_v1.tar.gz": _tar(root / "aclImdb")}, "mrpc": _mrpc()}
     for name in ("cifar10", "cifar100"):
         write_cifar(root, name, patch)
-        place = "cifar-10-batches-py" if name == "cifar10" else "cifar-100-python"
+        folder = "cifar-10-batches-py" if name == "cifar10" else "cifar-100-python"
         archive = "cifar-10-python.tar.gz" if name == "cifar10" else "cifar-100-python.tar.gz"
-        found[name] = {archive: _tar(root / place)}
+        found[name] = {archive: _tar(root / folder)}
     for task in GLUE:
         text_files.write_glue(root, task)
         place = root / "glue" / text_files.GLUE[task][0]

@@ -190,7 +190,7 @@ def _run(options: argparse.Namespace) -> int:
     if not found:
         print(f"tier '{plan.tier.name}' needs no download: its data comes with the packages")
         return 0
-    needed = {each.what for each in (*found, *needs.downloads(found))}
+    needed = {need.what for need in found} | {each.what for each in needs.downloads(found)}
     chosen = set(options.what or needed)
     if unneeded := chosen - needed:
         raise ConfigError(f"--what {' '.join(sorted(unneeded))}: tier '{plan.tier.name}' does not need it")

@@ -10,7 +10,9 @@ import json
 import shlex
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -40,9 +42,15 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[published.Files
         yield published.pack(tmp_path_factory.mktemp("unpacked"), patch)
 
 
+@cache
+def plan_of(tier: str) -> Plan:
+    return Plan.load(tier=tier, hardware="any")
+
+
 @pytest.fixture
 def server(packed: published.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """All published sets, and an empty data folder."""
+    monkeypatch.setattr(fetch, "Plan", SimpleNamespace(load=lambda _, tier, hardware: plan_of(tier)))  # read once
     monkeypatch.setenv("MKOR_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(transfer, "WAIT_SECONDS", 0.0)
@@ -231,7 +239,7 @@ def test_a_tier_whose_data_comes_with_packages_needs_nothing(server, capsys):
 
 
 def test_what_a_tier_does_not_need_is_refused(server, tmp_path, capsys, monkeypatch):
-    found = [need for need in needs(Plan.load(tier="single_gpu", hardware="any")) if need.what == "squad"]
+    found = [need for need in needs(plan_of("single_gpu")) if need.what == "squad"]
     monkeypatch.setattr(fetch.needs, "needs", lambda plan: found)
     assert fetch.main(["--what", "squad", "imagenet"]) == 1
     assert capsys.readouterr().err == "--what imagenet: tier 'single_gpu' does not need it\n"

@@ -6,6 +6,7 @@ import hashlib
 import io
 import tarfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ CLASSES, TRAIN, VALIDATION = 3, 2, 2
 ARCHIVES = {key: name for key, (name, _) in datasets.imagenet.ARCHIVE_META.items()}
 
 
-def tar(files: dict[str, bytes], mode: str = "w") -> bytes:
+def tar(files: dict[str, bytes], mode: Literal["w:", "w:gz"] = "w:") -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode) as archive:
         for name, data in files.items():
