@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -108,30 +109,44 @@ def bring(wanted: DownloadableSet) -> None:
         ConfigError: its folder has other content.
         OSError: it cannot be written.
     """
-    if wanted.unpack == "imagenet":
-        landing.unpack_imagenet(wanted.path)
-        return
     folder = data_folder() / DOWNLOADS / wanted.name
-    by_files = wanted.unpack in (None, "parquet")
-    if wanted.path.exists() and not by_files:
-        lacking = ", ".join(name for name in wanted.holds if not is_here(wanted.path, (name,)))
-        raise ConfigError(f"{shown_path(wanted.path)} lacks {lacking}; move that folder away first")
-    names = [source.name for source in wanted.files]
-    for source, name in zip(wanted.files, wanted.holds if by_files else names, strict=True):
-        landed = wanted.path / name
-        if by_files and landed.exists():
-            continue
-        _download(wanted, source, folder / source.name)
-        if by_files:
+    try:
+        if wanted.unpack == "imagenet":
+            landing.unpack_imagenet(wanted.path)
+        elif wanted.unpack in (None, "parquet"):
+            _bring_files(wanted, folder)
+        else:
+            _bring_folder(wanted, folder)
+    finally:
+        # Folders with parts in them stay for the next call.
+        with suppress(OSError):
+            folder.rmdir()
+        with suppress(OSError):
+            folder.parent.rmdir()
+
+
+def _bring_files(wanted: DownloadableSet, folder: Path) -> None:
+    """Bring the files of a set that are missing, one by one; each becomes one that the set's folder holds."""
+    for source, name in zip(wanted.files, wanted.holds, strict=True):
+        downloaded, landed = folder / source.name, wanted.path / name
+        if not landed.exists():
+            _download(wanted, source, downloaded)
             landed.parent.mkdir(parents=True, exist_ok=True)
             if wanted.unpack:
-                landing.write_articles(folder / source.name, landed)
-                (folder / source.name).unlink()
+                landing.write_articles(downloaded, landed)
+                downloaded.unlink()
             else:
-                os.replace(folder / source.name, landed)
-    if not by_files:
-        landing.unpack(wanted, folder)
-    landing.remove(folder)
+                os.replace(downloaded, landed)
+
+
+def _bring_folder(wanted: DownloadableSet, folder: Path) -> None:
+    """Bring the archives of a set, and unpack them to its folder."""
+    if wanted.path.exists():
+        lacking = ", ".join(name for name in wanted.holds if not is_here(wanted.path, (name,)))
+        raise ConfigError(f"{shown_path(wanted.path)} lacks {lacking}; move that folder away first")
+    for source in wanted.files:
+        _download(wanted, source, folder / source.name)
+    landing.unpack(wanted, folder)
 
 
 def _download(wanted: DownloadableSet, source: Source, path: Path) -> None:

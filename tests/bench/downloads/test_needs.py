@@ -121,6 +121,7 @@ def test_sources_are_those_that_torchvision_knows():
 def test_every_source_is_complete():
     """An exact size comes with the published checksum, and what has none says so."""
     for each in catalogue.sets().values():
+        assert each.unpack or [source.name for source in each.files] == list(each.holds)
         for source in each.files:
             assert source.size > 0
             if each.by_hand:

@@ -179,9 +179,14 @@ class TestWithoutAChecksum:
         assert files(tmp_path) == []
 
 
-def test_no_server_is_one_line(tmp_path):
-    with pytest.raises(TransferError, match=r"^it\.zip was not downloaded: http://127\.0\.0\.1:1/a: .*refused$"):
+def test_no_server_and_no_host_are_one_line(tmp_path, monkeypatch):
+    with pytest.raises(
+        TransferError, match=r"^it\.zip was not downloaded: http://127\.0\.0\.1:1/a: Connection refused$"
+    ):
         download(Source("it.zip", ("http://127.0.0.1:1/a",)), tmp_path / "it.zip", SUM)
+    monkeypatch.setattr(transfer.time, "sleep", lambda _: pytest.fail("an unknown host is not waited for"))
+    with pytest.raises(TransferError, match=r"^it\.zip was not downloaded: http://no\.invalid/a: \w+"):
+        download(Source("it.zip", ("http://no.invalid/a",)), tmp_path / "it.zip", SUM)
 
 
 def test_a_full_disk_is_an_error_of_its_own_and_keeps_the_part(server, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ _DAMAGE: Final = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, Va
 
 
 def unpack(wanted: DownloadableSet, folder: Path) -> None:
-    """Unpack the archives of a set, which lie in ``folder``, to where the set is read.
+    """Unpack the archives of a set, which lie in ``folder``, to where the set is read, and remove the folder.
 
     Raises:
         TransferError: an archive is damaged, or does not hold what the set's reader looks for.
@@ -45,6 +45,7 @@ def unpack(wanted: DownloadableSet, folder: Path) -> None:
     wanted.path.parent.mkdir(parents=True, exist_ok=True)
     made.rename(wanted.path)
     sync_folder(wanted.path.parent)
+    shutil.rmtree(folder)
 
 
 def _untar(made: Path, archives: list[Path]) -> None:
@@ -117,10 +118,3 @@ def write_articles(parquet: Path, text: Path) -> None:
         raise TransferError(f"{parquet.name}: no Parquet file with a column 'text': {first_line(problem)}") from None
     paragraphs = ("\n".join(line for line in article.splitlines() if line.strip()) for article in articles)
     write_atomically(text, *(part for paragraph in paragraphs if paragraph for part in (paragraph, "\n\n")))
-
-
-def remove(folder: Path) -> None:
-    """Remove what a set's download left in ``folder``, and the folder above it if it is empty."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if not any(folder.parent.iterdir()):
-        folder.parent.rmdir()

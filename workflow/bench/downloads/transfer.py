@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from socket import gaierror
 from typing import Final
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -248,7 +249,10 @@ def _opened(url: str, headers: dict[str, str]) -> Iterator[HTTPResponse]:
             raise (_Cut if problem.code in _MAY_PASS else _Refused)(answer) from None
         response = problem
     except (OSError, HTTPException) as problem:
-        raise _Cut(first_line(getattr(problem, "reason", None) or problem)) from None
+        cause = getattr(problem, "reason", None) or problem
+        reason = getattr(cause, "strerror", None) or first_line(cause)
+        # Without a network, or where a host is gone, waiting is in vain.
+        raise (_Refused if isinstance(cause, gaierror) else _Cut)(reason) from None
     with response:
         yield response
 
