@@ -64,7 +64,7 @@ def _state(each: Need | DownloadableSet) -> str:
 
 def _left(wanted: Sequence[DownloadableSet]) -> int:
     """Return the bytes to download."""
-    return sum(each.size for each in wanted if not each.is_here and not each.by_hand)
+    return sum(each.bytes_left for each in wanted)
 
 
 def _free() -> int:
@@ -113,7 +113,7 @@ def bring(wanted: DownloadableSet) -> None:
     try:
         if wanted.unpack == "imagenet":
             landing.unpack_imagenet(wanted.path)
-        elif wanted.unpack in (None, "parquet"):
+        elif wanted.by_files:
             _bring_files(wanted, folder)
         else:
             _bring_folder(wanted, folder)

@@ -288,7 +288,9 @@ class TestCorpus:
 
     def test_it_goes_on_at_the_part_that_is_missing(self, server, tmp_path, capsys):
         second = server.pages.pop("wikipedia/train-00001-of-00041.parquet")
+        before = catalogue.sets()["wikipedia"].bytes_left
         assert fetch.main(["--what", "corpus"]) == 1
+        assert catalogue.sets()["wikipedia"].bytes_left == before / 2
         assert capsys.readouterr().err.endswith(": 404 Not Found\n")
         server.pages["wikipedia/train-00001-of-00041.parquet"] = second
         server.requests.clear()

@@ -227,9 +227,10 @@ def test_data_that_runs_wait_for_is_listed_until_they_are_done(folder, capsys, t
         status.main(options(folder))
         return [line for line in capsys.readouterr().out.splitlines() if line.startswith("data: ")]
 
+    command = "python -m workflow.bench.fetch --tier embedded"
     missing = [
         f"data: cifar100: not in {tmp_path / 'data'}; runs of one will be skipped",
-        "data: python -m workflow.bench.fetch --tier embedded brings it; --dry-run lists sizes and licenses",
+        f"data: {command} brings what can be downloaded; --dry-run lists sizes and licenses",
     ]
     assert said() == missing
     put(plan, "sgd", 0, "skipped", steps=0, seconds=0.0)

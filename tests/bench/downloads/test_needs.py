@@ -52,7 +52,7 @@ def test_everything_that_is_missing_is_listed_with_its_runs_and_the_command(plan
         assert sorted(names[f"{what}:"].split("runs of ")[1].split(" will")[0].split(", ")) == sorted(users.split(", "))
         assert names[f"{what}:"].startswith(f"data: {what}: not in {data}; runs of ")
     fetch = f"python -m workflow.bench.fetch --tier {plan.tier.name}"
-    assert command == f"data: {fetch} brings it; --dry-run lists sizes and licenses"
+    assert command == f"data: {fetch} brings what can be downloaded; --dry-run lists sizes and licenses"
 
 
 def test_of_a_part_that_is_missing_the_sets_are_named(plan, data):

@@ -71,8 +71,23 @@ class DownloadableSet:
 
     @property
     def size(self) -> int:
-        """Bytes to download, those of unknown files estimated."""
+        """Bytes of all its files, those of unknown ones estimated."""
         return sum(source.size for source in self.files)
+
+    @property
+    def by_files(self) -> bool:
+        """Whether each file becomes one that its folder holds, in the same order."""
+        return self.unpack in (None, "parquet")
+
+    @property
+    def bytes_left(self) -> int:
+        """Bytes of the files to download, without those that a user must get."""
+        if self.by_hand or self.is_here:
+            return 0
+        if not self.by_files:
+            return self.size
+        landed = zip(self.files, self.holds, strict=True)
+        return sum(source.size for source, name in landed if not is_here(self.path, (name,)))
 
     @property
     def checksums(self) -> str:

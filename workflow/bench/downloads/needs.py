@@ -111,4 +111,4 @@ def lines(plan: Plan, experiments: Collection[str] | None = None) -> Iterator[st
         is_all = len(of_kind) == sum(need.what == what for need in found)
         names = "" if is_all else f" ({', '.join(need.name for need in of_kind)})"
         yield f"data: {what}{names}: not in {folder}; runs of {', '.join(users)} will be skipped"
-    yield f"data: {COMMAND} --tier {plan.tier.name} brings it; --dry-run lists sizes and licenses"
+    yield f"data: {COMMAND} --tier {plan.tier.name} brings what can be downloaded; --dry-run lists sizes and licenses"
