@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final, NamedTuple
 
+from workflow.bench.downloads import needs
 from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import planned_artefacts, planned_probes
 from workflow.bench.plan.runs import Job, Run
@@ -227,6 +228,8 @@ def report(plan: Plan, *, optimizers: bool = False) -> Iterator[str]:
     artefacts = _artefacts(plan)
     yield from (_made(kind, files, all_names=optimizers) for kind, files in artefacts.items())
     yield from _problems(runs)
+    waiting = {name for (name, _), of_job in by_job.items() for run in of_job if run.state in (*_TO_DO, "skipped")}
+    yield from needs.lines(plan, waiting)
     yield ""
     yield from _time_left(pace, pace.time_left(runs), artefacts, plan)
 

@@ -213,3 +213,27 @@ def test_a_finished_plan_has_nothing_left(plan, capsys, tmp_path):
     said = capsys.readouterr().out
     assert "time left" in said.splitlines()[2]
     assert not [line for line in said.splitlines()[4:] if "time" in line]
+
+
+def test_data_that_runs_wait_for_is_listed_until_they_are_done(folder, capsys, tmp_path, monkeypatch):
+    """A skipped run waits for its data, too."""
+    monkeypatch.setenv("MKOR_DATA", str(tmp_path / "data"))
+    write(
+        folder, "one", block(optimizer("sgd"), workload={"name": "alexnet", "dataset": "cifar100", "batch_size": 128})
+    )
+    plan = load(folder)
+
+    def said() -> list[str]:
+        status.main(options(folder))
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("data: ")]
+
+    command = "python -m workflow.bench.fetch --tier embedded"
+    missing = [
+        f"data: cifar100: not in {tmp_path / 'data'}; runs of one will be skipped",
+        f"data: {command} brings what can be downloaded; --dry-run lists sizes and licenses",
+    ]
+    assert said() == missing
+    put(plan, "sgd", 0, "skipped", steps=0, seconds=0.0)
+    assert said() == missing
+    finish(plan, ("sgd", 0, 10.0))
+    assert said() == []
