@@ -15,7 +15,7 @@ endif
 # because make would expand it for that.
 quoted = '$(subst ','\'',$(strip $(1)))'
 quoted_words = $(foreach word,$(1),$(call quoted,$(word)))
-unexport CORES EXPERIMENT FOLDERS JOBS LABEL MODULE PYTHON SAMPLE TIER WORKERS
+unexport ANYWAY CORES EXPERIMENT FOLDERS JOBS LABEL MODULE PYTHON SAMPLE TIER WAIT WORKERS
 CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster workflow/plugins benchmarks docs tests
 
 # tests/faults, and the files that count what they try or try more under the hypothesis profile "long".
@@ -97,8 +97,8 @@ audit: $(INSTALLED) ## audit the optimizers of torch, timm, pytorch_optimizer an
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target .venv/audit --requirement .venv/audit.txt
 	TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 PYTHONPATH=$(call quoted,$(CURDIR)/.venv/audit) $(BIN)/python -m benchmarks.audit --workers $(call quoted,$(value WORKERS))
 
-timing: $(INSTALLED) ## measure time, memory and bytes of a step again; 4 minutes if nothing else runs, no data set
-	$(BIN)/python -m workflow.bench.timing --cores $(call quoted,$(value CORES))
+timing: $(INSTALLED) ## measure time, memory and bytes of a step again; 4 minutes on an idle machine; WAIT=minutes for one, ANYWAY=1
+	$(BIN)/python -m workflow.bench.timing --cores $(call quoted,$(value CORES)) $(if $(value WAIT),--wait=$(call quoted,$(value WAIT))) $(if $(value ANYWAY),--anyway)
 
 compare: $(INSTALLED) ## compare machines: this one, results/reference and FOLDERS="results/<hardware>/<tier> ..."; TIER=...
 	$(BIN)/python -m workflow.bench.compare $(call quoted_words,$(value FOLDERS)) $(if $(value TIER),--tier=$(call quoted,$(value TIER)))
