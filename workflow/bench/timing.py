@@ -62,8 +62,10 @@ def announcement(probes: Sequence[Artefact], plan: Plan) -> str:
 def share_of_others(wait: float, stream: TextIO) -> float | None:
     """Return the share of the cores that other processes use now, or after a wait for an idle machine.
 
-    wait: seconds to wait at most. The share and the time left are printed meanwhile: on one line of a terminal, else once
-    a minute. None is returned on a system that does not tell.
+    Meanwhile it prints the share and the time left: on one line of a terminal, else once a minute. It returns None on a
+    system that does not tell.
+
+    wait: seconds to wait at most.
     """
     load, started, told = OtherLoad(), time.monotonic(), 0.0
     seconds = WATCHED

@@ -47,7 +47,7 @@ def test_the_time_is_what_another_machine_took(plan):
 
 @pytest.fixture
 def loads(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """The shares that others use at each look, the last one from then on; sleeping moves the clock and takes no time."""
+    """The shares that others use at each look, the last one from then on; to sleep only moves the clock."""
     shares: list[float | None] = []
     clock = [0.0]
     monkeypatch.setattr(OtherLoad, "share", lambda self: shares.pop(0) if len(shares) > 1 else shares[0])
