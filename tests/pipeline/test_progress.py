@@ -21,7 +21,9 @@ def handler(request, monkeypatch):
     monkeypatch.setattr(progress, "_expected", {})
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: request.param, raising=False)
     progress.expect({1: 1.0, 2: 2.0, 3: 5.0}, cores=1)
-    return progress.LogHandler(SimpleNamespace(), None)
+    made = progress.LogHandler(SimpleNamespace(), None)
+    yield made
+    made.close()
 
 
 def tell(handler, event, level=logging.INFO, message=None, **fields):
@@ -34,7 +36,7 @@ def tell(handler, event, level=logging.INFO, message=None, **fields):
 def test_a_line_has_the_share_the_jobs_and_the_time_left(handler, capsys):
     tell(handler, LogEvent.RUN_INFO, stats={"total": 3})
     for job in (1, 2, 3):
-        tell(handler, LogEvent.JOB_INFO, jobid=job, rule_name=f"rule{job}")
+        tell(handler, LogEvent.JOB_INFO, jobid=job, rule_name=f"rule{job}", threads=1)
         tell(handler, LogEvent.JOB_FINISHED, job_id=job)
     shown = capsys.readouterr().err
     for share, ended, rest in ((0, 0, 8), (12, 1, 7), (38, 2, 5)):
@@ -44,6 +46,26 @@ def test_a_line_has_the_share_the_jobs_and_the_time_left(handler, capsys):
     # A terminal shows each event on the same line, with what is running; a file gets a line where the share has grown.
     assert (shown.count("\n"), overwritten > 0) == ((1, True) if handler._overwrites else (4, False))
     assert ("rule2" in shown) == handler._overwrites
+
+
+def test_a_running_job_counts_by_its_time_and_never_as_done(handler, monkeypatch):
+    """Truth: by hand. On one core at the expected pace a job of 5 core-seconds is 2 s old, 4.75 at most."""
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    tell(handler, LogEvent.RUN_INFO, stats={"total": 3})
+    tell(handler, LogEvent.JOB_INFO, jobid=3, rule_name="rule3", threads=1)
+    for age, done in ((0, 0.0), (2, 2.0 * 60 / 62), (60, 4.75)):
+        assert handler._done_now(100.0 + age) == pytest.approx(done)
+    clock[0] = 105.0
+    tell(handler, LogEvent.JOB_FINISHED, job_id=3)
+    assert handler._done_now(200.0) == 5.0
+
+
+def test_a_run_that_is_broken_off_ends_the_line_of_its_terminal(handler, capsys):
+    tell(handler, LogEvent.RUN_INFO, stats={"total": 3})
+    tell(handler, LogEvent.JOB_INFO, jobid=1, rule_name="rule1", threads=1)
+    handler.close()
+    assert capsys.readouterr().err.endswith("\n")
 
 
 @pytest.mark.parametrize("event", [LogEvent.JOB_ERROR, LogEvent.ERROR, None])

@@ -62,6 +62,12 @@ def states(plan: Plan, job: Job) -> list[RunState]:
     return [_state(plan, job, run) for run in job.runs]
 
 
+def share_left(plan: Plan, job: Job) -> float:
+    """Return the share of a job's steps that its runs still need."""
+    found = states(plan, job)
+    return sum(run.steps_left for run in found) / sum(int(run.run.spec["steps"]) for run in found)
+
+
 def _state(plan: Plan, job: Job, run: Run) -> RunState:
     folder = RunFolder.of(plan.results, run.id)
     try:

@@ -218,7 +218,7 @@ def test_a_finished_plan_has_nothing_left(plan, capsys, tmp_path):
 
 @pytest.mark.parametrize("slower", [0.5, 1.0, 1.5, 3.0])
 def test_the_first_probes_correct_the_times_of_other_machines(plan, tmp_path, monkeypatch, slower):
-    """Truth: this machine takes ``slower`` times as long as the reference; probes of four minutes tell it within 25 %."""
+    """Truth: this machine takes ``slower`` times as long as the reference; probes of minutes tell it within 25 %."""
     for module in (status, costs):
         monkeypatch.setattr(module, "usable_cores", lambda: 2)
     monkeypatch.setattr(status, "duration", lambda seconds: f"{seconds:.1f} s")

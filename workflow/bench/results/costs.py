@@ -79,7 +79,7 @@ def _probe_cost(probe: Artefact, plan: Plan) -> JobCost:
 def probes_here_and_elsewhere(plan: Plan) -> tuple[float, float]:
     """Return the seconds that the finished probes took here, and those that the same ones took by `kept_costs`.
 
-    The pipeline begins with them, so that they tell first how fast this machine is. Logs that cannot be read tell nothing.
+    The pipeline begins with them, so that they tell first how fast this machine is. What cannot be read tells nothing.
     """
     kept, here, there = kept_costs(plan), 0.0, 0.0
     for probe in planned_probes(plan):
@@ -143,7 +143,7 @@ def kept_costs(plan: Plan) -> dict[str, JobCost]:
 def expected_core_seconds(plan: Plan, cores: int) -> dict[str, float]:
     """Return what jobs took elsewhere: of training by "<experiment>/<label>", of probes, figures and tables by name.
 
-    An experiment's cost, per run, is shared among its labels by their steps, that of figures and of tables evenly. A job
+    An experiment's cost per run is shared among its labels by their steps, that of figures and of tables evenly. A job
     that needs the machine for itself takes all of ``cores``.
     """
     costs = kept_costs(plan)
