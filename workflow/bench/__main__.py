@@ -28,7 +28,13 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "measure and compare": ("timing", "compare", "audit"),
     "draw and report": ("aggregate", "make_artefact", "report", "snakemake_report"),
     "share results": ("crate", "merge", "keep", "adopt"),
-    "write pages of the repository": ("list_hyperparameters", "list_searches", "summarize", "count_workloads"),
+    "write pages of the repository": (
+        "list_hyperparameters",
+        "list_searches",
+        "summarize",
+        "describe",
+        "count_workloads",
+    ),
 }
 _ELSEWHERE: Final = {"cifar": "workflow.bench.data.cifar", "audit": "baselines.audit"}
 COMMANDS: Final[Mapping[str, str]] = {
