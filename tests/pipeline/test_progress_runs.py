@@ -20,8 +20,10 @@ from workflow.bench.support.config import ROOT
 from workflow.bench.training.record import RunFolder
 
 TABLE = "results/test/embedded/one.csv"
-ARGUMENTS = ("--snakefile", str(ROOT / "Snakefile"), "--cores", "2", "--logger", "progress")
-ARGUMENTS += ("--config", "config_dir=config", "hardware=test", "--")
+ARGUMENTS = (
+    *("--snakefile", str(ROOT / "Snakefile"), "--cores", "2", "--logger", "progress"),
+    *("--config", "config_dir=config", "hardware=test", "--"),
+)
 
 
 @pytest.fixture
