@@ -69,9 +69,16 @@ def test_a_run_that_is_broken_off_ends_the_line_of_its_terminal(handler, capsys)
 
 
 @pytest.mark.parametrize("event", [LogEvent.JOB_ERROR, LogEvent.ERROR, None])
-def test_errors_and_warnings_are_shown_whole(handler, capsys, event):
-    tell(handler, event, logging.WARNING if event is None else logging.ERROR, "rule train failed\nsee its log")
-    assert capsys.readouterr().err.endswith("rule train failed\nsee its log\n")
+def test_errors_and_warnings_are_shown_on_lines_that_fit(handler, capsys, event):
+    message = f"rule train failed\nsee its log\n{'x' * 500}"
+    tell(handler, event, logging.WARNING if event is None else logging.ERROR, message)
+    assert capsys.readouterr().err.endswith(f"rule train failed\nsee its log\n{'x' * 117}...\n")
+
+
+def test_a_long_message_keeps_its_ends_and_says_what_is_left_out():
+    lines = progress.shortened("\n".join(["first", *("more" for _ in range(98)), "last"])).splitlines()
+    assert (lines[0], lines[-1], len(lines)) == ("first", "last", 41)
+    assert "... 60 more lines in .snakemake/log ..." in lines
 
 
 def test_a_message_without_need_is_not_shown_and_a_run_without_work_says_so(handler, capsys):

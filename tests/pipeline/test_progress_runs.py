@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import workflow.plugins.snakemake_logger_plugin_progress as progress
 from tests.support import records
 from tests.support.experiments import block, load, make_folder, optimizer, write
 from tests.support.fork_server import commands_fork, forked
@@ -34,21 +33,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def called(folder: Path, stream: int, target: str = TABLE) -> int:
+def called(folder: Path, stream: int) -> int:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "workflow" / "plugins")])
     environment = {**os.environ, **commands_fork(), "PYTHONPATH": paths, "COLUMNS": "100"}
-    command = forked("snakemake", *ARGUMENTS, target)
+    command = forked("snakemake", *ARGUMENTS, TABLE)
     return subprocess.run(command, cwd=folder, env=environment, stdout=stream, stderr=stream, check=False).returncode
 
 
-def in_a_file(folder: Path, target: str = TABLE) -> tuple[int, list[str]]:
-    with (folder / "said.txt").open("wb") as file:
-        code = called(folder, file.fileno(), target)
-    return code, (folder / "said.txt").read_text().splitlines()
-
-
 def test_a_file_gets_few_short_lines_that_end_with_all_jobs(folder):
-    code, lines = in_a_file(folder)
+    with (folder / "said.txt").open("wb") as file:
+        code = called(folder, file.fileno())
+    lines = (folder / "said.txt").read_text().splitlines()
     assert code == 0, lines
     drawn = [line for line in lines if " left" in line]
     assert re.fullmatch(r" {2}0%, 0 of \d jobs, \d+ s left", drawn[0])
@@ -98,23 +93,3 @@ def test_what_was_trained_before_is_not_left(folder):
     records.evaluated(begun, 15)
     begun.checkpoint.write_bytes(b"")
     assert share_left(plan, job) == pytest.approx(5 / 40)
-
-
-def test_a_failed_job_is_told_in_lines_that_fit(folder):
-    (folder / "results" / "test" / "embedded").mkdir(parents=True)
-    (folder / "results" / "test" / "embedded" / "runs").write_text("in the way of a folder")
-    code, lines = in_a_file(folder)
-    assert code == 1
-    assert any("train-one" in line for line in lines)
-    # What the command for partial results prints after it is its own.
-    told = lines[: lines.index("runs: 4 missing")]
-    assert max(map(len, told)) <= 120
-    assert len(told) < 20
-
-
-def test_a_long_message_keeps_its_ends_and_says_what_is_left_out():
-    text = progress.shortened("\n".join(["first", *("x" * 500 for _ in range(98)), "last"]))
-    lines = text.splitlines()
-    assert (lines[0], lines[-1], len(lines)) == ("first", "last", 41)
-    assert "... 60 more lines in .snakemake/log ..." in lines
-    assert max(map(len, lines)) == 120

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ MINUTES: Final = 7 * 24 * 60
 STEP_TIME: Final = "step_time"
 
 
+@functools.cache
 def _busy() -> float:
     """Return the share of the cores from which `STEP_TIME` counts a machine as busy, without importing the probe."""
     share: float = read_literals(describe("probes", STEP_TIME).module, ("BUSY",))["BUSY"]
