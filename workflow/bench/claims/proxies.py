@@ -64,7 +64,7 @@ def proxies_of(claim: str, data: str, results: Results) -> str:
         # Step times are those of the same models; a projection is a model of a cluster, and tests nothing.
         if source.file.startswith("probes/") and name not in ("step_time", "projection"):
             found += _of_probe(results.probe(name), "; ".join(source.where))
-        elif source.file.endswith(".runs.csv"):
+        elif "/" not in source.file:
             found += _of_runs(results.runs(name))
     return "; ".join(dict.fromkeys(found))
 
