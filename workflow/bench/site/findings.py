@@ -47,6 +47,11 @@ class Measured(NamedTuple):
         """The number without its interval."""
         return number(self.value)
 
+    @property
+    def to_two_decimals(self) -> str:
+        """The text of a ratio as docs/field.md shows it."""
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
     def __str__(self) -> str:
         return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
 
@@ -128,7 +133,9 @@ class Kept:
         for file in sorted(self.evidence.parents[1].glob(f"*/{self.evidence.name}/{experiment}{SUFFIX}")):
             for run, kept in read_archive(file).runs.items():
                 rows = csv.DictReader(io.StringIO(kept.metrics))
-                losses = [float(row["value"]) for row in rows if (row["split"], row["metric"]) == ("validation", "loss")]
+                losses = [
+                    float(row["value"]) for row in rows if (row["split"], row["metric"]) == ("validation", "loss")
+                ]
                 if losses and run in labels:
                     found.setdefault(labels[run], []).append(losses[-1])
         return {label: median(losses) for label, losses in found.items()}
@@ -175,13 +182,16 @@ def _listed(parts: Mapping[str, Measured]) -> str:
 def _newer(kept: Kept) -> str:
     experiments = ("field_language_model", "field_alexnet")
     muon, mkor = ([kept.in_field(name, label) for name in experiments] for label in ("muon", "mkor"))
-    need(all(one.high < 1 and one.value < other.value for one, other in zip(muon, mkor, strict=True)), "MKOR needs fewer")
+    need(
+        all(one.high < 1 and one.value < other.value for one, other in zip(muon, mkor, strict=True)), "MKOR needs fewer"
+    )
     need(muon[0].high < mkor[0].low, "the intervals on the language model meet")
     studies = len({row["study"] for row in read_csv(kept.field / "field_alexnet.runs.csv")} - {""})
     which = "one study, which makes them too short" if studies == 1 else f"{studies} studies"
+    (muon_text, muon_images), (mkor_text, mkor_images) = ([one.to_two_decimals for one in of] for of in (muon, mkor))
     return (
-        f"With as many trials Muon takes {muon[0]} of AdamW's iterations on a small language model, MKOR {mkor[0]}; on "
-        f"AlexNet {muon[1]} and {mkor[1]} of SGD's ([the field](docs/field.md); intervals are of {which})."
+        f"With as many trials Muon takes {muon_text} of AdamW's iterations on a small language model, MKOR {mkor_text}; "
+        f"on AlexNet {muon_images} and {mkor_images} of SGD's ([the field](docs/field.md); intervals are of {which})."
     )
 
 
@@ -218,7 +228,8 @@ def _rank_one(kept: Kept) -> str:
     return (
         f"Of the best rank-1 approximation's energy the mean vector captures {activations} for activations "
         f"({', '.join(models.values())}) and {gradients} for gradients (C15). Mean gradients are so small that J_L, "
-        f"the factor made of them, turns no layer's gradient by more than 1 − cos = {max(changes):.1e} (`fig18_factors`)."
+        "the factor made of them, turns no layer's gradient by more than "
+        f"1 − cos = {max(changes):.1e} (`fig18_factors`)."
     )
 
 

@@ -58,6 +58,8 @@ class Facts:
     """The reference behind claims, findings and picture."""
     field: Path
     """The reference behind the table of optimizers."""
+    note: str = ""
+    """What readers must know of these references; empty once they are current."""
 
     @classmethod
     def read(cls, file: Path = FACTS) -> Facts:
@@ -69,7 +71,7 @@ class Facts:
         content = read_mapping(file)
         try:
             folders = [ROOT / content["references"][tier] for tier in ("evidence", "field")]
-            facts = cls(content["measured"], content["takes"], *folders)
+            facts = cls(content["measured"], content["takes"], *folders, content["references"].get("note", ""))
         except KeyError as missing:
             raise ConfigError(f"{shown_path(file)}: lacks the entry {missing}") from None
         for folder, table in ((facts.evidence, "claims"), (facts.field, "field_results")):
@@ -79,7 +81,7 @@ class Facts:
 
 
 class Pages(NamedTuple):
-    """The blocks to be filled by their names, of README and of docs/evidence.md, and remarks for who runs the command."""
+    """The blocks of README and of docs/evidence.md by their names, and remarks for who runs the command."""
 
     readme: Mapping[str, list[str]]
     evidence: Mapping[str, list[str]]
@@ -96,7 +98,7 @@ def pages(facts: Facts, memory: str) -> Pages:
     readme = {
         "needs": [needs(facts, memory)],
         "picture": chosen,
-        "claims": list(claims_table(facts.evidence)),
+        "claims": [*about_claims(facts), "", *claims_table(facts.evidence)],
         "findings": first,
         "optimizers": list(optimizers_table(facts.field)),
     }
@@ -108,10 +110,10 @@ def needs(facts: Facts, memory: str) -> str:
     """Return the sentences on what a machine needs, and how long it takes."""
     measured = facts.measured
     return (
-        f"You need Linux, Python 3.11 or newer with its `venv` module, `make`, a package index, {memory} GB of memory for "
-        f"each core and {measured['disk']} GB of disk. On {measured['machine']} `make reproduce` takes "
-        f"{measured['reproduce']} minutes and `make test` {measured['test']} minutes ({measured['date']}; allow half as "
-        "much again)."
+        f"You need Linux, Python 3.11 or newer with its `venv` module, `make`, a package index, {memory} GB of memory "
+        f"for each core and {measured['disk']} GB of disk. On {measured['machine']} `make reproduce` takes "
+        f"{measured['reproduce']} minutes and `make test` {measured['test']} minutes ({measured['date']}; allow half "
+        "as much again)."
     )
 
 
@@ -140,6 +142,18 @@ def _cannot_show(reference: Path, figure: str) -> str:
             if lacks := sorted(set().union(*rules.values()) - found - {""}):
                 return f"{workload} lacks the rule {', '.join(lacks)}"
     return ""
+
+
+def about_claims(facts: Facts) -> Iterator[str]:
+    """Yield the sentences above the table of claims."""
+    folder = facts.evidence.relative_to(ROOT).as_posix()
+    sentences = (
+        f"In the table a verdict names the proxy; {MARK} marks a rule that a reviewer could dispute.",
+        f"Intervals, margins and reasons are in the reference's [claims.md]({folder}/tables/claims.md);",
+        "[how to read a verdict](docs/results.md#how-to-read-a-verdict).",
+        facts.note.strip(),
+    )
+    yield " ".join(filter(None, sentences))
 
 
 def claims_table(reference: Path) -> Iterator[str]:
@@ -243,7 +257,7 @@ class _Field:
 
 
 def optimizers_table(folder: Path) -> Iterator[str]:
-    """Yield the lines of the table of optimizers: the `_BEST` by iterations in the mean, those of `_ALWAYS`, and bases."""
+    """Yield the lines of the table: the `_BEST` by iterations in the mean, those of `_ALWAYS`, and the bases."""
     field = _Field(folder)
     first, *_ = WORKLOADS
     mean = {label: fmean(map(math.log, field.ratios(label, "steps"))) for label in sorted(field.methods)}
@@ -252,7 +266,8 @@ def optimizers_table(folder: Path) -> Iterator[str]:
     chosen = [label for label in ranked if label in (*ranked[:_BEST], *_ALWAYS) and label not in bases]
     (reference,) = field.bases(first)
     step = float(field.costs[first, reference]["ms a step"])
-    yield f"| optimizer | iterations / base: {', '.join(WORKLOADS.values())} | time / base | a step / {reference}'s | state / weights |"
+    where = ", ".join(WORKLOADS.values())
+    yield f"| optimizer | iterations / base: {where} | time / base | a step / {reference}'s | state / weights |"
     yield "|---|---|---|---|---|"
     for label in [*chosen, *bases]:
         cost = field.costs.get((first, label), {})
