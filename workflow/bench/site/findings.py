@@ -190,8 +190,9 @@ def _newer(kept: Kept) -> str:
     which = "one study, which makes them too short" if studies == 1 else f"{studies} studies"
     (muon_text, muon_images), (mkor_text, mkor_images) = ([one.to_two_decimals for one in of] for of in (muon, mkor))
     return (
-        f"With as many trials Muon takes {muon_text} of AdamW's iterations on a small language model, MKOR {mkor_text}; "
-        f"on AlexNet {muon_images} and {mkor_images} of SGD's ([the field](docs/field.md); intervals are of {which})."
+        f"With as many trials Muon takes {muon_text} of AdamW's iterations on a small language model, MKOR "
+        f"{mkor_text}; on AlexNet {muon_images} and {mkor_images} of SGD's ([the field](docs/field.md); intervals are "
+        f"of {which})."
     )
 
 

@@ -70,8 +70,8 @@ class Facts:
         """
         content = read_mapping(file)
         try:
-            folders = [ROOT / content["references"][tier] for tier in ("evidence", "field")]
-            facts = cls(content["measured"], content["takes"], *folders, content["references"].get("note", ""))
+            evidence, field = (ROOT / content["references"][tier] for tier in ("evidence", "field"))
+            facts = cls(content["measured"], content["takes"], evidence, field, content["references"].get("note", ""))
         except KeyError as missing:
             raise ConfigError(f"{shown_path(file)}: lacks the entry {missing}") from None
         for folder, table in ((facts.evidence, "claims"), (facts.field, "field_results")):
@@ -192,7 +192,7 @@ def _measured(row: Row, parts: Sequence[Row]) -> str:
     """Return a claim's values: one for each part, or the range of many, by the word that their names begin with."""
     values = {part["part"]: float(part["value"]) for part in parts if part["value"]}
     if len(values) == 1 == len(parts):
-        return number(*values.values(), infinity="infinite")
+        return number(next(iter(values.values())), infinity="infinite")
     if len(values) < len(parts) or any(map(math.isinf, values.values())):
         return _without_remarks(row["measured"])
     groups: dict[str, list[float]] = {}

@@ -1,0 +1,75 @@
+"""What a target of make takes, and how much is tuned and trained, is said alike on all pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from workflow.bench.plan.tiers import FIELD
+from workflow.bench.site.front_page import Facts
+from workflow.bench.support.config import CONFIG, ROOT, read_mapping
+
+FACTS = Facts.read()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+QUANTITY = r"(\d[\d.]*) (minutes|hours|hour|core-hours|core-hour)"
+
+
+def stated(target: str) -> set[str]:
+    """Return what a target may be said to take: ``13 minutes``."""
+    takes = {found[0] for text in FACTS.takes.get(target, ()) for found in re.finditer(QUANTITY, text)}
+    return takes | ({f"{FACTS.measured[target]} minutes"} if target in FACTS.measured else set())
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a page, rows and items apart; numbers up to ten are digits."""
+    # The lines of a block of commands are sentences, too.
+    apart = re.sub(r"```.*?```", lambda block: block[0].replace("\n", "\n\n"), text, flags=re.DOTALL)
+    for paragraph in re.split(r"\n\s*\n|\n(?=[|*-]|\d+\. |[\w-]+:.*##)", apart):
+        joined = " ".join(paragraph.split())
+        for place, word in enumerate(WORDS, 1):
+            joined = re.sub(rf"\b{word}\b", f"{place}", joined)
+        yield from re.split(r"(?<=\.) ", joined)
+
+
+def test_no_two_pages_disagree_on_what_a_target_takes():
+    wrong, found = [], set()
+    for page in [*PAGES, ROOT / "Makefile"]:
+        for sentence in sentences(page.read_text()):
+            named = re.match(r"([\w-]+): ", sentence) if page.name == "Makefile" else None
+            targets = {named[1]} if named else set(re.findall(r"make ([a-z][a-z-]*)", sentence))
+            for quantity in re.finditer(QUANTITY, sentence):
+                allowed = set().union(*map(stated, targets))
+                found |= {f"{target} {quantity[0]}" for target in targets if quantity[0] in stated(target)}
+                if targets and quantity[0] not in allowed:
+                    wrong.append(f"{page.name}: {sentence}")
+    assert wrong == []
+    assert {f"{name} {FACTS.measured[name]} minutes" for name in ("reproduce", "test")} <= found
+    assert {target for target in FACTS.takes if any(one.startswith(f"{target} ") for one in found)} == set(FACTS.takes)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "pages"),
+    [(r"([\d.]+) GB (?:of memory )?for each core", 2), (r"(?:and |Disk \| )([\d.]+) GB (?:of disk|with a CPU)", 2)],
+)
+def test_memory_and_disk_are_said_alike(quantity, pages):
+    """README and docs/artifact.md say them."""
+    found = [number for page in PAGES for number in re.findall(quantity, page.read_text())]
+    assert len(found) == pages
+    assert len(set(found)) == 1
+
+
+def test_the_page_of_the_field_counts_what_its_experiments_plan():
+    """Truth: the files of the experiments: entries, trials of every study, and seeds."""
+    labels = trials = runs = 0
+    for name in FIELD:
+        blocks = read_mapping(CONFIG / "experiments" / f"{name}.yaml")["tiers"]["field"]
+        for block in blocks if isinstance(blocks, list) else [blocks]:
+            entries, tuning = len(block["optimizers"]), block["tuning"]
+            labels += entries
+            trials += entries * tuning["trials"] * tuning["studies"]
+            runs += entries * len(block["seeds"])
+    page = (ROOT / "docs" / "field.md").read_text()
+    assert f"In all these are {labels} labels, {trials:,} trials and {runs} runs." in page
