@@ -9,6 +9,7 @@ import pytest
 
 from workflow.bench.claims.decision import Part, Verdict, all_of
 from workflow.bench.claims.proxies import (
+    BESIDE,
     BETTER,
     NO_MODEL,
     proxies_of,
@@ -46,7 +47,7 @@ def parts(*verdicts: Verdict, names: str = "abc") -> list[Part]:
 )
 def test_the_proxy_is_what_the_runs_and_probes_trained(claim, data, proxy):
     """Truth: the models and data of the kept evidence tier, read by eye."""
-    assert proxies_of(claim, data, Results(EVIDENCE)) == proxy
+    assert proxies_of(claim, data, Results(EVIDENCE), BESIDE.get(claim, "")) == proxy
 
 
 def test_names_of_models_and_data_are_short():

@@ -34,6 +34,7 @@ def cells(folder: Path) -> list[str]:
     ("parts", "measured", "shown"),
     [
         ({"": "1.23456"}, "1.23", "1.23"),
+        ({"a": "1"}, "a: 1", "a 1"),
         ({"a": "1", "b": "2"}, "a: 1; b: 2", "a 1; b 2"),
         ({"kaisa, x": "1", "kaisa, y": "3", "mkor, x": "2", "mkor, y": "2"}, "-", "kaisa 1 to 3; mkor 2"),
         ({name: f"{name}" for name in "1234"}, "-", "1 to 4 (4 parts)"),

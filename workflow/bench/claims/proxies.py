@@ -22,7 +22,7 @@ OWN_TIER: Final = "paper"
 """The tier with the paper's models and data, on which nothing is a proxy."""
 _STATED: Final = {**dict.fromkeys(("C20", "C21", "C22"), NO_MODEL), "C23": "autoencoder on digits"}
 """By claim, what the probes `numerics` and `half_precision` have no column for."""
-_BESIDE: Final = {**dict.fromkeys(("C01", "C02"), "bert_squad"), "C25": "autoencoder_lamb"}
+BESIDE: Final = {**dict.fromkeys(("C01", "C02"), "bert_squad"), "C25": "autoencoder_lamb"}
 """By claim, the experiment whose numbers stand beside those that decide."""
 _MODELS: Final = {
     "alexnet": "AlexNet",
@@ -46,20 +46,21 @@ _NAMED: Final = 2
 """The most parts that a wording names."""
 
 
-def proxies_of(claim: str, data: str, results: Results) -> str:
+def proxies_of(claim: str, data: str, results: Results, beside: str = "") -> str:
     """Return what a claim was tested on: ``BERT 4x128 on docstrings; autoencoder on digits``.
 
     Args:
         claim: its id.
         data: the files and rows that its numbers come from, as the column ``data`` names them.
         results: the folder that holds them.
+        beside: an experiment among them that decides nothing (`BESIDE`).
     """
     if claim in _STATED:
         return _STATED[claim]
     found: list[str] = []
     for source in read_sources(data):
         name = PurePath(source.file).name.removesuffix(".csv").removesuffix(".runs")
-        if name == _BESIDE.get(claim):
+        if name == beside:
             continue
         # Step times are those of the same models; a projection is a model of a cluster, and tests nothing.
         if source.file.startswith("probes/") and name not in ("step_time", "projection"):

@@ -166,11 +166,13 @@ def claims_table(reference: Path) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for row in read_csv(reference / "tables" / "claims.csv"):
         text, own = texts[row["id"]], parts.get(row["id"], [])
-        proxy = proxies_of(row["id"], row["data"], Results(reference))
-        said = worded([_part(part) for part in own], proxy, reference.name, text["concedes"])
+        # References from before these columns name all models that a claim's numbers come from.
+        proxy = row["proxy"] if "proxy" in row else proxies_of(row["id"], row["data"], Results(reference))
+        words = worded([_part(part) for part in own], proxy, reference.name, text["concedes"])
+        said = row.get("wording", words)
         # An order of growth or a formula is part of the claim already.
         claim = f"{text['short']} ({row['published']})" if published_sizes(row["published"]) else text["short"]
-        # References from before the column unit have the unit among the words of the quantity.
+        # There the unit is among the words of the quantity.
         quantity = f"{row['quantity']} ({row['unit']}; {row['threshold']})" if row.get("unit") else row["quantity"]
         measured = _measured(row, own)
         cells = (
@@ -192,7 +194,8 @@ def _measured(row: Row, parts: Sequence[Row]) -> str:
     """Return a claim's values: one for each part, or the range of many, by the word that their names begin with."""
     values = {part["part"]: float(part["value"]) for part in parts if part["value"]}
     if len(values) == 1 == len(parts):
-        return number(next(iter(values.values())), infinity="infinite")
+        ((name, value),) = values.items()
+        return f"{name} {number(value, infinity='infinite')}".strip()
     if len(values) < len(parts) or any(map(math.isinf, values.values())):
         return _without_remarks(row["measured"])
     groups: dict[str, list[float]] = {}
