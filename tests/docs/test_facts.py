@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from workflow.bench.support.config import CONFIG, ROOT, read_mapping
 
 FACTS = Facts.read()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TIERS = ("embedded", "evidence")
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 QUANTITY = r"(\d[\d.]*) (minutes|hours|hour|core-hours|core-hour)"
 
@@ -61,12 +64,47 @@ def test_memory_and_disk_are_said_alike(quantity, pages):
     assert len(set(found)) == 1
 
 
+@cache
+def blocks(experiment: str, tier: str) -> list[dict[str, Any]]:
+    """Return an experiment's blocks at a tier."""
+    found: Any = read_mapping(CONFIG / "experiments" / f"{experiment}.yaml")["tiers"].get(tier, [])
+    return found if isinstance(found, list) else [found]
+
+
+def test_the_page_of_the_evidence_tier_counts_seeds_studies_and_trials():
+    """Truth: the files of the experiments."""
+    page = (ROOT / "docs" / "evidence.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.split("## What is in it")[1].splitlines() if line.startswith("| ")][
+        1:
+    ]
+    stated: dict[str, set[int]] = {}
+    for names, _, cell in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            stated[name] = set(map(int, re.findall(r"\d+", cell)))
+    planned = {name: {len(block["seeds"]) for block in blocks(name, "evidence")} for name in stated}
+    assert len(stated) >= 11
+    for name, seeds in stated.items():
+        # A row of two experiments states the seeds of both.
+        assert planned[name], name
+        assert planned[name] <= seeds, name
+        assert seeds <= set().union(*(planned[other] for other in stated if stated[other] == seeds)), name
+
+    names = [file.stem for file in (CONFIG / "experiments").glob("*.yaml")]
+    tuned = {tier: [(n, b["tuning"]) for n in names for b in blocks(n, tier) if "tuning" in b] for tier in TIERS}
+    several = [one for tier in TIERS for one in tuned[tier] if one[1].get("studies", 1) > 1]
+    evidence = [one for one in several if one in tuned["evidence"]]
+    assert {own["studies"] for name, own in evidence if name != "bert_pretraining"} == {8}
+    assert {own["studies"] for name, own in evidence if name == "bert_pretraining"} == {4}
+    assert {own["trials"] for _, own in evidence} == {8, 10}
+    assert {(own["studies"], own["trials"]) for one in several if (own := one[1]) and one not in evidence} == {(3, 20)}
+    assert "have eight of them here, BERT's four, with 8 or 10 trials each, in place of 3 studies of 20." in page
+
+
 def test_the_page_of_the_field_counts_what_its_experiments_plan():
     """Truth: the files of the experiments: entries, trials of every study, and seeds."""
     labels = trials = runs = 0
     for name in FIELD:
-        blocks = read_mapping(CONFIG / "experiments" / f"{name}.yaml")["tiers"]["field"]
-        for block in blocks if isinstance(blocks, list) else [blocks]:
+        for block in blocks(name, "field"):
             entries, tuning = len(block["optimizers"]), block["tuning"]
             labels += entries
             trials += entries * tuning["trials"] * tuning["studies"]
