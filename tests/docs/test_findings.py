@@ -179,6 +179,21 @@ def test_a_finding_that_the_tables_contradict_is_left_out_with_the_reason(tmp_pa
         assert len(found) + len(left_out) == len(FINDINGS)
 
 
+def test_the_overhead_at_which_time_turns_is_stated_if_the_claim_has_it(tmp_path):
+    """Truth: the sentences that the claim's details have for two workloads."""
+    limits = ("1.26 [1.11, 1.43], here 1.05: wins", "1.83 [1.58, 2.12], here 1.82: open")
+    details = " ".join(
+        f"mkor_h takes less time if its step costs, in multiples of lamb's, < {limit}." for limit in limits
+    )
+
+    def with_limits(claims: pd.DataFrame) -> pd.DataFrame:
+        return claims.assign(details=claims["details"].mask(claims["id"] == "C01", details))
+
+    found, _ = findings(planted(tmp_path, "claims", with_limits))
+    (text,) = (finding for finding in found if "needs fewer iterations than LAMB" in finding)
+    assert text.endswith("than 1.26 [1.11, 1.43] (BERT, here 1.05) and 1.83 [1.58, 2.12] (autoencoder, here 1.82).")
+
+
 def test_without_a_table_every_finding_is_left_out(tmp_path):
     found, left_out = findings(Kept(tmp_path / "evidence", tmp_path / "field"))
     assert found == []

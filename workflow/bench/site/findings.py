@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -168,8 +168,19 @@ def _fewer_iterations(kept: Kept) -> str:
     return (
         f"On small models MKOR takes {_listed(steps)} of LAMB's iterations (C03; the paper: 0.65). LAMB takes "
         f"{_listed(time)} of MKOR-H's time (C01; the paper: 2.57): a step of the small autoencoder is mostly overhead "
-        f"(LAMB {lamb} ms, MKOR {mkor}, MKOR-H {hybrid}, KAISA {kaisa})."
+        f"(LAMB {lamb} ms, MKOR {mkor}, MKOR-H {hybrid}, KAISA {kaisa}).{_break_even(kept, list(time))}"
     )
+
+
+def _break_even(kept: Kept, parts: Sequence[str]) -> str:
+    """Return a sentence on what MKOR-H's step may cost, which carries over to other machines; empty if C01 lacks it."""
+    limits = re.findall(
+        r"in multiples of lamb's, < ([\d.]+ \[[\d., ]+\]), here ([\d.]+)", kept.claims["C01"]["details"]
+    )
+    if len(limits) != len(parts):
+        return ""
+    phrases = " and ".join(f"{limit} ({part}, here {here})" for part, (limit, here) in zip(parts, limits, strict=True))
+    return f" On any machine MKOR-H saves time if its step costs less, in multiples of LAMB's, than {phrases}."
 
 
 _OVER_LAMB: Final = ("lamb", "mkor", "mkor_h", "kaisa")
