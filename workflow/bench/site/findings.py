@@ -322,7 +322,7 @@ def _ladder(kept: Kept) -> str:
     shares: dict[str, list[str]] = {}
     for row in rows:
         rung = row["label"].removesuffix(f"_{row['base']}")
-        if rung in ("mac", "mkor") and row["share of KFAC's gain"][:1] in "-0123456789":
+        if rung in ("mac", "mkor") and re.match(r"-?\d", row["share of KFAC's gain"]):
             shares.setdefault(f"{row['workload']} over {row['base']}", []).append(row["share of KFAC's gain"])
     both = {place: of_place for place, of_place in shares.items() if len(of_place) == 2}
     need(both, "no workload has the shares of MAC and of MKOR")
