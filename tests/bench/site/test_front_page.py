@@ -128,10 +128,16 @@ def test_optimizers_are_ranked_by_iterations_and_known_ones_always_shown(tmp_pat
 
 def test_facts_without_an_entry_or_with_a_folder_without_tables_are_refused(tmp_path):
     file = tmp_path / "facts.yaml"
-    file.write_text("references: {evidence: docs}\nmeasured: {}\ntakes: {}\n")
-    with pytest.raises(ConfigError, match="lacks the entry 'field'"):
-        Facts.read(file)
-    file.write_text("references: {evidence: docs, field: docs}\nmeasured: {}\ntakes: {}\n")
+    measured = "{machine: a, date: b, reproduce: 1, test: 2, disk: 3}"
+    for references, about, takes, missing in (
+        ("{evidence: docs}", measured, "{evidence: []}", "'field'"),
+        ("{evidence: docs, field: docs}", "{machine: a}", "{evidence: []}", "'date'"),
+        ("{evidence: docs, field: docs}", measured, "{}", "'evidence'"),
+    ):
+        file.write_text(f"references: {references}\nmeasured: {about}\ntakes: {takes}\n")
+        with pytest.raises(ConfigError, match=f"lacks the entry {missing}"):
+            Facts.read(file)
+    file.write_text(f"references: {{evidence: docs, field: docs}}\nmeasured: {measured}\ntakes: {{evidence: []}}\n")
     with pytest.raises(ConfigError, match=r"docs has no tables/claims\.csv"):
         Facts.read(file)
     assert Facts.read().evidence.is_relative_to(ROOT)

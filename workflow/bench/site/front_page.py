@@ -25,6 +25,8 @@ from workflow.bench.support.config import ROOT, ConfigError, read_mapping, shown
 
 README: Final = ROOT / "README.md"
 FACTS: Final = ROOT / "docs" / "facts.yaml"
+MEASURED: Final = ("machine", "date", "reproduce", "test", "disk")
+"""What was measured by hand."""
 MOST_FINDINGS: Final = 5
 """The findings of the front page; docs/evidence.md has the others."""
 PICTURES: Final = {
@@ -71,6 +73,8 @@ class Facts:
         content = read_mapping(file)
         try:
             evidence, field = (ROOT / content["references"][tier] for tier in ("evidence", "field"))
+            # Templates read these, too: a missing one is named here.
+            _ = [content["measured"][name] for name in MEASURED], content["takes"]["evidence"]
             facts = cls(content["measured"], content["takes"], evidence, field, content["references"].get("note", ""))
         except KeyError as missing:
             raise ConfigError(f"{shown_path(file)}: lacks the entry {missing}") from None
