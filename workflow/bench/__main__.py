@@ -23,7 +23,7 @@ _WIDTH: Final = 120
 
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "plan and train": ("plan", "train", "tune", "evidence"),
-    "data": ("prepare", "cifar"),
+    "data": ("fetch", "prepare", "cifar"),
     "see how a run stands": ("status", "costs", "partial", "refresh"),
     "measure and compare": ("timing", "compare", "audit"),
     "draw and report": ("aggregate", "make_artefact", "report", "snakemake_report"),

@@ -31,7 +31,8 @@ HOSTILE = "<script>alert(1)</script>{{ 7*7 }}\"'"
 
 def claim(name: str, verdict: str, **more: str) -> dict[str, str]:
     keys = (
-        *("id", "verdict", "claim", "quantity", "published", "measured", "interval", "measured_interval"),
+        *("id", "verdict", "claim", "proxy", "quantity", "unit", "threshold", "wording", "published"),
+        *("measured", "interval", "measured_interval"),
         *("confirmed_if", "published_inside", "smallest_visible", "seeds", "evidence", "why", "details", "disputed"),
         *("source", "tier", "look", "data"),
     )
