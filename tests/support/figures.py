@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from workflow.bench.figures import _page
 from workflow.bench.figures._style import style_of
 from workflow.bench.results.tables import Results
 
+_CAPTIONS: Final[WeakKeyDictionary[Figure, str]] = WeakKeyDictionary()
+
 
 def figure_of(name: str, results: Results) -> Figure:
     """Return the figure that the module ``name`` would write, still open, with its legend and caption."""
@@ -26,6 +29,7 @@ def figure_of(name: str, results: Results) -> Figure:
 
     def keep(figure: Figure, folder: Path, name: str, caption: str) -> list[Path]:
         kept.append(figure)
+        remember(figure, caption)
         return [folder / name]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -52,9 +56,24 @@ def is_inside(box: BboxBase, outer: BboxBase, *, slack: float = 1.0) -> bool:
     )
 
 
+def remember(figure: Figure, caption: str) -> None:
+    """Keep the caption with which a figure was written, for `caption_of`."""
+    _CAPTIONS[figure] = caption
+
+
 def caption_of(figure: Figure) -> str:
-    """Return the caption below a figure, in one line."""
-    return figure.texts[-1].get_text().replace("\n", " ")
+    """Return the whole caption of a figure, which the site shows."""
+    return _CAPTIONS[figure]
+
+
+def below(figure: Figure) -> list[str]:
+    """Return the lines of text below a figure's panels."""
+    return figure.texts[-1].get_text().splitlines()
+
+
+def title_of(figure: Figure) -> str:
+    """Return the title above a figure, in one line."""
+    return figure.texts[0].get_text().replace("\n", " ")
 
 
 def legend_of(figure: Figure) -> list[str]:

@@ -50,7 +50,9 @@ def _draw_skipped(results: Results, folder: Path, name: str, runs: pd.DataFrame)
     figure, axes = new_figure(1, 1, height=0.6)
     axes[0, 0].set_axis_off()
     explain_empty(axes[0, 0], "every run was skipped")
-    return page.save(figure, folder, name, legend=[], caption=page.caption(results, runs, summarized=False))
+    caption, reasons = page.caption(results, runs, summarized=False), runs["reason"].dropna()
+    reading = f"{reasons.iloc[0]}." if len(reasons) else ""
+    return page.save(figure, folder, name, legend=[], caption=caption, reading=reading)
 
 
 def main(arguments: list[str] | None = None) -> int:

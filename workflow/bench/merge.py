@@ -48,7 +48,9 @@ FIGURES: Final = (
     "fig05_rank1_error",
     "fig13_update_rules",
     "fig14_cost_scaling",
+    "fig17_families_appendix",
     "fig17_field",
+    "fig17_ratios_appendix",
     "fig18_factors",
     "fig20_target_sweep",
 )

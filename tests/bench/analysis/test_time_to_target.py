@@ -14,11 +14,13 @@ from workflow.bench.analysis.time_to_target import (
     Speedup,
     budgets,
     by_configuration,
+    estimate_times,
     reaching,
     speedup,
     to_target,
     too_short,
 )
+from workflow.bench.analysis.wording import estimated
 from workflow.bench.plan.targets import Target
 
 INF = math.inf
@@ -84,7 +86,9 @@ def test_to_target_counts_every_run_that_ended_and_no_other():
         ([10, 20, 30, INF, INF, INF, INF], INF, 10 + 10 * 0.7333, INF, 3),  # most do not get there, nor does the median
         ([INF] * 6, INF, INF, INF, 0),
         ([10, 20, INF], 20, math.nan, math.nan, 2),  # too few seeds for an interval with a censored run
-        ([8, 10, 12], 10, 10 - 4.968, 10 + 4.968, 3),  # Student's t, two degrees of freedom, deviation 2
+        # Student's t of the logarithms, two degrees of freedom; their deviation is that of 1, 2 and 4.
+        ([10, 20, 40], 20, 20 * 2**-2.4841, 20 * 2**2.4841, 3),
+        ([34, 87], 54.388, 0.13905, 21273, 2),  # a mean has [-277, 398] here, which no number of iterations can be
     ],
 )
 def test_reaching_a_target_keeps_the_censored_runs_in(took, value, low, high, reached):
@@ -150,7 +154,9 @@ def test_intervals_are_those_of_the_tuning_studies_where_there_are_several():
     took = dict(enumerate([10.0, 20.0, 30.0, 40.0, 12.0, 24.0, 34.0, 46.0]))
     studies = {seed: float(seed % 4) for seed in took}
     summary = reaching(took, studies)
-    assert (summary.took.n, summary.took.value, summary.runs, summary.reached) == (4, np.mean([11, 22, 32, 43]), 8, 8)
+    mean = np.exp(np.log([11, 22, 32, 43]).mean())
+    assert (summary.took.n, summary.runs, summary.reached) == (4, 8, 8)
+    assert summary.took.value == pytest.approx(mean)
     missed = reaching(took | {0: INF}, studies)
     # Of fewer than six studies the median has no interval, and is that of the runs.
     assert (missed.took.value, missed.censored, missed.took.interval_method) == (32, 1, "none")
@@ -160,6 +166,21 @@ def test_intervals_are_those_of_the_tuning_studies_where_there_are_several():
     # A study in which each side misses the target once favors neither.
     undecided = speedup(reference | {1: INF}, took | {5: INF}, studies)
     assert undecided.ratio.n == 3
+
+
+@given(st.lists(st.floats(1e-3, 1e6) | st.just(INF), min_size=1, max_size=9))
+def test_no_interval_of_a_time_reaches_below_zero(took):
+    found = estimate_times(took)
+    assert found.value > 0
+    assert not found.has_interval or 0 <= found.low <= found.value <= found.high
+
+
+def test_few_runs_are_listed_in_place_of_their_interval():
+    """Of two or three the interval says less than they do; a cell without an interval lists none."""
+    assert estimated(estimate_times([34.0, 87.0]), [34.0, 87.0]) == "54.4 (34, 87)"
+    assert estimated(estimate_times([4.0, 5.0, 6.0, 7.0]), [4.0, 5.0, 6.0, 7.0]).startswith("5.38 [")
+    assert estimated(estimate_times([10.0, 20.0, INF]), [10.0, 20.0, INF]) == "20"
+    assert estimated(estimate_times([34.0]), [34.0]) == "34"
 
 
 def test_a_run_that_diverged_did_not_reach_its_target():

@@ -18,13 +18,16 @@ from matplotlib.ticker import MaxNLocator
 
 from tests.support.experiments import block, load, make_folder, optimizer, write
 from tests.support.figures import (
+    below,
     caption_of,
     figure_of,
     is_inside,
     legend_of,
     lines_of,
     reaching_parts,
+    remember,
     texts_in,
+    title_of,
     xs,
     ys,
 )
@@ -36,10 +39,13 @@ from tests.support.synthetic_probes import STEP_MS, step_time, write_probe
 from tests.support.synthetic_tables import write_tables
 from tests.support.synthetic_training import write_training
 from tests.support.synthetic_trials import tables_of_trials
+from workflow.bench.analysis.captions import from_rst
+from workflow.bench.analysis.descriptions import described
 from workflow.bench.analysis.target_sweep import SHARES
+from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _page
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._panels import draw_differences
+from workflow.bench.figures._forest import draw_differences
 from workflow.bench.figures.fig18_factors import kept_shares
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
@@ -60,7 +66,12 @@ from workflow.bench.support.config import CONFIG
 from workflow.bench.tables.claims import NARROW
 
 FIGURES = available("figures")
-MEASURED = [name for name in FIGURES if describe("figures", name).experiments or describe("figures", name).probes]
+OF_TRIALS = [name for name in FIGURES if describe("figures", name).trials]
+MEASURED = [
+    name
+    for name in FIGURES
+    if name not in OF_TRIALS and (describe("figures", name).experiments or describe("figures", name).probes)
+]
 OF_PROBES = [name for name in MEASURED if not describe("figures", name).experiments] + ["fig18_factors"]
 TABLES = available("tables")
 OVER_STUDIES = ("fig21_ladder", "fig22_batch_size", "fig23_width")
@@ -84,6 +95,7 @@ def drawn(results: Path) -> Iterator[dict[str, Figure]]:
             patch.setattr(plt, "close", partial(figures.__setitem__, name))
             out = ["--out-dir", str(results.with_name("figures") / name)]
             assert main([name, "--results", str(results), *out, "--trials", *trials]) == 0
+            remember(figures[name], from_rst((results.with_name("figures") / name / f"{name}.rst").read_text()))
     yield figures
     plt.close("all")
 
@@ -127,7 +139,9 @@ def test_nothing_of_a_figure_is_cut_off_or_overlaps(name, drawn):
     for axes in figure.axes:
         low, high = sorted(axes.get_xlim())
         ticks = [text for text in axes.get_xticklabels() if low <= text.get_position()[0] <= high]
-        texts += [axes.xaxis.label, axes.yaxis.label, axes.title, *axes.get_yticklabels(), *ticks, *axes.texts]
+        low, high = sorted(axes.get_ylim())
+        ticks += [text for text in axes.get_yticklabels() if low <= text.get_position()[1] <= high]
+        texts += [axes.xaxis.label, axes.yaxis.label, axes.title, *ticks, *axes.texts]
         for line in axes.lines if name in OF_PROBES else []:
             if line.get_transform() is axes.transData:
                 assert all(min(axes.get_ylim()) <= y <= max(axes.get_ylim()) for y in ys(line) if np.isfinite(y))
@@ -135,6 +149,27 @@ def test_nothing_of_a_figure_is_cut_off_or_overlaps(name, drawn):
         assert is_inside(part.get_window_extent(), figure.bbox), part
     for part in (*figure.legends, figure.texts[-1]):
         assert not any(part.get_window_extent().overlaps(axes.bbox) for axes in figure.axes)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_picture_has_a_title_and_at_most_two_lines_below(name, drawn):
+    """The settings stand in the caption beside the picture; the tier must not be lost with it."""
+    figure = drawn[name]
+    lines = below(figure)
+    assert 1 <= len(lines) <= 2, lines
+    assert len(title_of(figure)) < 150
+    assert lines[0].startswith(f"Figure {int(name[3:5])}")
+    text = " ".join(lines)
+    if name in MEASURED or name in OF_TRIALS:
+        assert "mbedded tier, no reproduction of the paper's numbers; test-cpu" in text
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if not name.endswith("_appendix")])
+def test_the_title_of_a_figure_is_its_message(name, drawn):
+    """Truth: the description, whose title names the subject; from other data another message follows."""
+    described_as = described(name)
+    assert described_as is not None
+    assert title_of(drawn[name]) not in described_as.title
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -179,12 +214,14 @@ def test_a_broken_csv_is_one_clear_line(content, copied, capsys):
     assert "update_rules.csv" in error
 
 
-def test_fig02_draws_every_optimizer_over_steps_and_over_time(results, drawn):
+def test_fig02_has_few_curves_and_a_row_for_every_optimizer(results, drawn):
     """Truth: iterations times the milliseconds of a step in the synthetic probe, not the runs' own seconds."""
     figure = drawn["fig02_bert_loss"]
-    by_step, by_time = figure.axes[:2]
+    by_step, by_time, rows = figure.axes[:3]
     labels = ("sgd", "adamw", "lamb", "kaisa", "mkor", "mkor_released")
-    assert legend_of(figure)[:6] == [style.style_of(label).name for label in labels]
+    assert [text.get_text() for text in rows.get_yticklabels()] == [style.style_of(label).name for label in labels]
+    assert legend_of(figure)[:3] == [style.style_of(label).name for label in ("lamb", "kaisa", "mkor")]
+    assert not lines_of(by_step, "adamw")
     assert "training time (s)" in by_time.get_xlabel()
     kaisa = lines_of(by_time, "kaisa")[0]
     metrics = Results(results).metrics("bert_pretraining")
@@ -236,16 +273,16 @@ def test_fig04_leaves_other_workloads_out_and_names_what_is_absent(copied):
         file.unlink()
     figure = figure_of("fig04_inversion_frequency", Results(copied))
     assert "No results yet: probe iteration_time, bert_inversion." in caption_of(figure)
-    assert [panel.get_title() for panel in figure.axes] == ["Autoencoder", ""]
+    assert [panel.get_title() for panel in figure.axes] == ["Autoencoder data (Autoencoder)", ""]
 
 
 def test_fig13_pairs_each_method_with_its_base(results, drawn):
-    """Truth: the median paired difference of MKOR's and LAMB's last losses in the CSV file."""
+    """Truth: the median paired change from LAMB's to MKOR's last loss in the CSV file, in per cent."""
     figure = drawn["fig13_update_rules"]
     losses = Results(results).metrics("update_rules")
     bert = losses[(losses["workload"] == "bert_pretraining") & (losses["step"] == 150)]
     table = bert.pivot_table(index="seed", columns="optimizer", values="value")
-    truth = (table["mkor"] - table["lamb"]).median()
+    truth = 100 * (table["mkor"] / table["lamb"] - 1).median()
     axes = figure.axes[3]
     assert "LAMB" in axes.get_xlabel()
     marks = [line for line in axes.lines if line.get_marker() == "o" and len(ys(line)) == 1]
@@ -263,14 +300,58 @@ def test_fig13s_ticks_do_not_touch_in_three_panels(spread):
     ]
     figure, axes = style.new_figure(2, 3, height=4.2)
     for panel in axes[1]:
-        draw_differences(panel, pd.DataFrame(rows), "sgd", ["mkor"], most_ticks=3)
-        panel.tick_params(axis="x", labelsize=7)
+        draw_differences(panel, pd.DataFrame(rows), "sgd", ["mkor"])
     _page.arrange(figure, [], "a caption", 3)
     figure.canvas.draw()
     for panel in axes[1]:
         boxes = [label.get_window_extent() for label in panel.get_xticklabels() if label.get_text()]
         assert len(boxes) >= 2
         assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+def test_a_run_far_outside_is_a_triangle_at_the_edge_and_moves_no_axis():
+    """Of three seeds of which one ends at fifty times the base's loss, the other two stay apart."""
+    finals = {"sgd": [1.0, 1.0, 1.0], "mkor": [0.8, 0.9, 50.0], "kaisa": [0.7, 0.75, 0.8]}
+    rows = [
+        {"optimizer": label, "seed": seed, "step": 10, "value": value, "status": "finished", "run": f"{label}{seed}"}
+        for label, values in finals.items()
+        for seed, value in enumerate(values)
+    ]
+    _, ((axes,),) = style.new_figure(1, 1, height=2.0)
+    draw_differences(axes, pd.DataFrame(rows), "sgd", ["kaisa", "mkor"])
+    low, high = axes.get_xlim()
+    assert -60 < low < -30 < -10 < high < 60
+    assert xs(lines_of(axes, "mkor", ".")[0]) == pytest.approx([-20, -10])
+    (beyond,) = lines_of(axes, "mkor", ">")
+    assert xs(beyond) == [high]
+    assert not lines_of(axes, "kaisa", ">")
+
+
+def test_the_message_of_fig13_is_computed_from_the_final_losses(tmp_path):
+    """Truth: the losses of the rows; another final loss makes another title."""
+    shared = {"workload": "autoencoder", "seeds": range(3), "period": 10}
+    titles = []
+    for rule in ("mkor", "mkor_published"):
+        root = _write(tmp_path / rule / "test-cpu" / "embedded", *(shared | {"label": name} for name in ("sgd", rule)))
+        figure = figure_of("fig13_update_rules", Results(root))
+        losses = Results(root).metrics("update_rules")
+        last = losses[losses["step"] == losses["step"].max()].pivot_table(
+            index="seed", columns="optimizer", values="value"
+        )
+        change = 100 * (last[rule] / last["sgd"] - 1).median()
+        assert signed(change) in title_of(figure)
+        titles.append(title_of(figure))
+    assert titles[0] != titles[1]
+
+
+def test_a_panel_is_named_by_the_data_of_its_runs():
+    """On a slide the name of the paper's experiment would say that digits are ImageNet."""
+    runs = pd.DataFrame({"workload": ["resnet20"], "dataset": ["scikit-learn's digits, at 16 x 16"]})
+    assert style.data_title(runs) == "Digits (ResNet-20)"
+    assert style.data_title(runs, width=12) == "Digits\n(ResNet-20)"
+    titles = style.data_titles([("resnet50_imagenet", runs), ("update_rules", runs)])
+    assert titles == ["Digits (ResNet-20)\nresnet50_imagenet", "Digits (ResNet-20)\nupdate_rules"]
+    assert style.data_titles([("resnet50_imagenet", runs)]) == ["Digits (ResNet-20)"]
 
 
 def variants_of(results: Path, workload: str) -> tuple[pd.DataFrame, pd.Series]:
@@ -282,11 +363,12 @@ def variants_of(results: Path, workload: str) -> tuple[pd.DataFrame, pd.Series]:
 
 def test_fig18_pairs_each_variant_with_mkor(results, drawn):
     """Truth: the last losses of the synthetic runs, paired by seed."""
-    panels = drawn["fig18_factors"].axes[8:]
-    assert [axes.get_title() for axes in panels] == ["AlexNet", "Autoencoder"]
+    panels = drawn["fig18_factors"].axes[4:]
+    assert [axes.get_title() for axes in panels] == ["Alexnet data (AlexNet)", "Autoencoder data (Autoencoder)"]
     for axes, workload in zip(panels, ("alexnet", "autoencoder"), strict=True):
         _, last = variants_of(results, workload)
-        assert xs(lines_of(axes, "mkor_scaled", ".")[0]) == pytest.approx((last["mkor_scaled"] - last["mkor"]).tolist())
+        changes = 100 * (last["mkor_scaled"] / last["mkor"] - 1)
+        assert xs(lines_of(axes, "mkor_scaled", ".")[0]) == pytest.approx(changes.tolist())
 
 
 def test_fig18_states_the_part_of_the_gain_that_variants_keep(results, drawn):
@@ -325,13 +407,17 @@ def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
     root.mkdir(parents=True)
     write_rows(root / "autoencoder_lamb.csv", EVALUATION_COLUMNS, metrics)
     write_rows(root / "autoencoder_lamb.runs.csv", RUN_COLUMNS, trained.runs.assign(hyperparameters=given))
-    figure = figure_of("fig20_target_sweep", Results(root))
-    upper, lower = figure.axes
+    (upper,) = figure_of("fig20_steps_appendix", Results(root)).axes
+    (lower,) = figure_of("fig20_profiles_appendix", Results(root)).axes
     for label, steps in (("mkor", 150), ("lamb", 300)):
         assert ys(lines_of(upper, label)[-1]) == pytest.approx([steps * share for share in SHARES])
     mkor, kaisa = (ys(lines_of(lower, label)[-1]) for label in ("mkor", "kaisa"))
     assert mkor[1] > 0
     assert (max(mkor), max(kaisa)) == (1, pytest.approx(3 / 8))
+    figure = figure_of("fig20_target_sweep", Results(root))
+    (middle,) = lines_of(figure.axes[0], "mkor")
+    assert ys(middle) == pytest.approx([0.5] * 8)
+    assert title_of(figure).startswith("MKOR's iterations over the base's: 0.50 at a target after 30 % of its steps")
 
 
 def test_fig20_without_a_target_says_so(tmp_path):
@@ -341,9 +427,10 @@ def test_fig20_without_a_target_says_so(tmp_path):
 
 def test_fig20_names_experiments_without_a_sweep(results, drawn):
     """Only experiments with targets can have one."""
-    assert {panel.get_title().split("\n")[1] for panel in drawn["fig20_target_sweep"].axes if panel.get_title()} == {
-        name for name in Results(results).experiments() if Results(results).runs(name)["target"].notna().any()
-    } - {"batch_size", "ladder", "resnet_cifar10_lr", "width"}
+    aimed = [name for name in Results(results).experiments() if Results(results).runs(name)["target"].notna().any()]
+    without = {"batch_size", "ladder", "resnet_cifar10_lr", "width"}
+    workloads = sum(Results(results).runs(name)["workload"].nunique() for name in aimed if name not in without)
+    assert sum(bool(panel.get_title()) for panel in drawn["fig20_steps_appendix"].axes) == workloads
     caption = caption_of(drawn["fig20_target_sweep"])
     for name in ("batch_size", "ladder", "resnet_cifar10_lr", "width"):
         assert f"{name} has several runs of a label and seed" in caption
@@ -354,7 +441,7 @@ def test_fig13_marks_a_diverged_run_and_counts_it(drawn):
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert crosses == lines_of(figure.axes[0], "mkor_published", "x")
     assert len(crosses) == 1
-    assert texts_in(figure.axes[2]) == ["5 of 6", "finished"]
+    assert [text for text in texts_in(figure.axes[2]) if text != "not run"] == ["5 of 6", "finished"]
     assert "Diverged: Autoencoder MKOR (published rule) seed 4." in caption_of(figure)
 
 
@@ -378,7 +465,8 @@ def test_a_table_is_written_as_csv_markdown_and_html(name, results, tmp_path):
     # The columns of claims that do not fit on a page stand below the table, claim by claim.
     above, *below = (tmp_path / f"{name}.md").read_text().split("\n## ")
     lines = above.splitlines()
-    columns = len(NARROW) if name == "claims" else len(frame.columns)
+    # The sources of the rows stand in the CSV alone.
+    columns = len(NARROW) if name == "claims" else len(frame.columns.drop("data"))
     assert next(line for line in lines if line.startswith("| ")).count("|") == columns + 1
     assert len([line for line in lines if line.startswith("| ")]) == len(frame) + 2
     page = (tmp_path / f"{name}.html").read_text()
@@ -412,7 +500,8 @@ def test_the_plan_of_an_artefact_names_its_data_and_its_code():
     assert {"workflow/bench/figures/_style.py", "workflow/bench/analysis/captions.py"} <= set(needed["code"])
     assert all(Path(file).is_file() for file in needed["code"] + needed["published"])
     # These figures are of the evidence and field tiers' experiments.
-    elsewhere = {"fig17_field", "fig21_ladder", "fig22_batch_size", "fig23_width"}
+    of_field = {"fig17_curves_appendix", "fig17_families_appendix", "fig17_field", "fig17_ratios_appendix"}
+    elsewhere = of_field | {"fig21_ladder", "fig22_batch_size", "fig23_width"}
     assert {artefact.name for artefact in planned_artefacts(plan, "figures")} == {*FIGURES} - elsewhere
     budget = describe("figures", "fig19_tuning_budget")
     tables = sorted((CONFIG / "tuned" / "embedded").glob("*.trials.csv"))
@@ -470,11 +559,11 @@ def test_time_to_target_counts_the_censored_and_compares_by_seed(tmp_path):
     assert table.loc["mkor", "target"] == "validation loss ≤ 4.2"
     assert table.loc["mkor", "fewer iterations than its base"] == "1.5 [1.5, 1.5]"
     assert table.loc["kaisa", "iterations"] == "not reached"
-    assert table.loc["lamb", "iterations"].startswith("121 [119, 123]")
+    assert table.loc["lamb", "iterations"] == "121 (120, 121, 122)"
     assert table.loc["lamb", "fewer iterations than its base"] == table.loc["kaisa", "less time than kaisa"] == ""
     # A step takes 30 ms, MKOR's 20 and KAISA's 50.
     assert table.loc["mkor", "ms a step"] == 20
-    assert table.loc["mkor", "training seconds"].startswith("1.61 [")
+    assert table.loc["mkor", "training seconds"].startswith("1.61 (")
     assert table.loc["mkor", "less time than its base"] == "2.25 [2.25, 2.25]"
     # The rival did not reach the target on two seeds, so that the ratio has no upper bound.
     assert table.loc["mkor", "fewer iterations than kaisa"] == "∞"
@@ -547,7 +636,9 @@ def test_a_figure_of_skipped_runs_is_made_with_their_reason(tmp_path, capsys, mo
     monkeypatch.setattr(plt, "close", drawn.append)
     assert main(["fig13_update_rules", "--results", str(tmp_path)]) == 0
     assert texts_in(drawn[0].axes[0]) == ["every run was skipped"]
-    assert "Skipped: Autoencoder SGD seed 0-1 [CIFAR-100 not found at data]." in caption_of(drawn[0])
+    caption = from_rst((tmp_path / "figures" / "fig13_update_rules.rst").read_text())
+    assert "Skipped: Autoencoder SGD seed 0-1 [CIFAR-100 not found at data]." in caption
+    assert "CIFAR-100 not found at data" in " ".join(below(drawn[0]))
     assert (tmp_path / "figures" / "fig13_update_rules.pdf").stat().st_size > 0
     # Runs that broke down in training are not skipped.
     runs.assign(status="diverged").to_csv(tmp_path / "update_rules.runs.csv", index=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import geometric_mean
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -48,7 +49,7 @@ def _bars(figure: Figure, panel: int) -> list[tuple[str, bool, float]]:
 def test_every_step_time_is_a_bar_in_its_methods_color(here):
     """Truth: the synthetic milliseconds of a cycle of 10 steps, for each of the three models."""
     figure = _draw(here)
-    assert not any(hatched for panel in range(6) for _, hatched, _ in _bars(figure, panel))
+    assert not any(hatched for panel in range(len(figure.axes)) for _, hatched, _ in _bars(figure, panel))
     assert "projected" not in legend_of(figure)
     assert "rojected" not in caption_of(figure)
     # Without a second machine no machine is named.
@@ -60,7 +61,8 @@ def test_every_step_time_is_a_bar_in_its_methods_color(here):
         for label in style.in_order(STEPS[subject]):
             times = STEPS[subject][label]
             mean = (times[0] + 9 * times[-1]) / 10
-            truth.append((style.style_of(label).color.lower(), False, pytest.approx(1.01 * mean)))
+            # The repeats are a little apart, of which a geometric mean is drawn.
+            truth.append((style.style_of(label).color.lower(), False, pytest.approx(1.01 * mean, rel=1e-3)))
         assert _bars(figure, panel) == truth
         assert figure.axes[panel].get_xlabel() == "ms"
 
@@ -74,7 +76,7 @@ def test_without_the_breakdown_the_cycles_of_one_period_are_shown(here):
     assert [axes.get_title() for axes in figure.axes[:2]] == ["BERT", "Autoencoder"]
     for panel, workload in enumerate(("bert", "autoencoder")):
         chosen = times[(times["workload"] == workload) & (times["inverse_update_period"] == 10)]
-        means = chosen.groupby("optimizer")["iteration_ms"].mean()
+        means = chosen.groupby("optimizer")["iteration_ms"].agg(geometric_mean)
         assert [width for *_, width in _bars(figure, panel)] == [
             pytest.approx(means[label]) for label in style.in_order(means.index)
         ]
@@ -90,7 +92,7 @@ def test_a_machine_without_runs_gets_hatched_projections_and_the_others_none(her
     assert "projected" in legend_of(figure)
     assert "Projected: iterations to the target measured on another machine" in caption_of(figure)
     assert "Compared with fast-cpu: step times only, no runs." in caption_of(figure)
-    assert figure.axes[3].get_title() == "validation loss\n≤ 4.2"
+    assert figure.axes[3].get_title() == "BERT\nvalidation loss ≤ 4.2"
 
 
 def test_censored_runs_are_counted_beside_their_bar_and_adopted_ones_have_none(here):
@@ -108,11 +110,13 @@ def test_censored_runs_are_counted_beside_their_bar_and_adopted_ones_have_none(h
 
 
 def test_other_workloads_of_an_experiment_are_in_no_panel(here):
-    """The column of the autoencoder shows no run of another model of the same experiment."""
+    """The autoencoder has no panel of another model's runs of the same experiment, and no empty one."""
     for suffix in (".csv", ".runs.csv"):
         table = pd.read_csv(here / f"bert_pretraining{suffix}").assign(experiment="update_rules", workload="alexnet")
         table.to_csv(here / f"update_rules{suffix}", index=False)
-    assert not _bars(_draw(here), 5)
+    figure = _draw(here)
+    assert [axes.get_title().split("\n")[0] for axes in figure.axes] == ["BERT", "ResNet", "Autoencoder", "BERT"]
+    assert all(_bars(figure, panel) for panel in range(4))
 
 
 def test_times_to_target_are_iterations_times_the_probes_time_of_a_step(here):
@@ -125,7 +129,7 @@ def test_times_to_target_are_iterations_times_the_probes_time_of_a_step(here):
     found = {color: width for color, _, width in _bars(figure, 3)}
     for label in ("kaisa", "lamb"):
         crossings = runs.loc[runs["optimizer"] == label, "crossing_step"]
-        truth = crossings.mean() * STEP_MS.get(label, 30.0) / 1000
+        truth = geometric_mean(crossings) * STEP_MS.get(label, 30.0) / 1000
         assert found[style.style_of(label).color.lower()] == pytest.approx(truth)
 
 
@@ -134,7 +138,7 @@ def test_a_machine_without_data_for_a_panel_is_marked(here, tmp_path):
     (other / "probes" / "step_breakdown.csv").unlink()
     figure = _draw(here, other)
     assert texts_in(figure.axes[0]) == ["no data"]
-    assert texts_in(figure.axes[4]) == ["no data", "no data"]
+    assert len(figure.axes) == 4  # neither machine has runs of the other two models
     assert "No results yet: resnet50_imagenet, update_rules, probe iteration_time, probe step_time." in caption_of(
         figure
     )

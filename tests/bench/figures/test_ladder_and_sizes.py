@@ -64,7 +64,10 @@ def test_fig21_draws_the_shares_of_kfac_s_gain_in_a_row_for_each_rung(draw):
     """Truth: the logarithms of the speeds, of which KFAC's is the whole. Over three studies deviations add up to 0."""
     figure = draw("fig21_ladder")
     autoencoder, alexnet = figure.axes[:2]
-    assert [panel.get_title() for panel in (autoencoder, alexnet)] == ["Autoencoder", "AlexNet"]
+    assert [panel.get_title() for panel in (autoencoder, alexnet)] == [
+        "Autoencoder data (Autoencoder)",
+        "Alexnet data (AlexNet)",
+    ]
     speeds = LADDER["autoencoder", "sgd", False]
     shown = markers(autoencoder, "sgd", hollow=False)
     truth = {row: 100 * math.log(speeds[rung]) / math.log(4) for row, rung in enumerate([*RUNGS][:-1])}
@@ -109,7 +112,7 @@ def test_fig22_draws_the_iterations_of_each_label_over_the_batch(draw):
         power = ITERATIONS["autoencoder"][label]
         assert ys(line) == pytest.approx([iterations(power, size) for size in SIZES])
         assert np.round(np.log2(xs(line))).tolist() == np.log2(SIZES).tolist()
-    assert upper.get_title() == "Autoencoder\nvalidation loss ≤ 0.8"
+    assert upper.get_title() == "Autoencoder data (Autoencoder)\nvalidation loss ≤ 0.8"
     assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == [str(size) for size in SIZES]
 
 

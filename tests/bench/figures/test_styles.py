@@ -12,7 +12,8 @@ from matplotlib.colors import to_rgb
 from workflow.bench.analysis.ladder import BASES, EXPERIMENT, RUNGS
 from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig03_step_breakdown, fig05_rank1_error, fig08_kfac_spectra, fig18_factors
-from workflow.bench.figures.fig17_field import CURVES, FAMILIES
+from workflow.bench.figures._field import FAMILIES
+from workflow.bench.figures.fig17_curves_appendix import CURVES
 from workflow.bench.plan.artefacts import BENCH
 from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.support.config import CONFIG, read_mapping

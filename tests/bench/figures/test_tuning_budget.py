@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from tests.support.figures import caption_of, figure_of, legend_of, xs, ys
+from tests.support.figures import caption_of, figure_of, legend_of, lines_of, title_of, xs, ys
 from tests.support.synthetic_trials import TRIALS, trial_rows, write_trials
 from workflow.bench.analysis.tuning_budget import expected_best
 from workflow.bench.results.columns import TRIAL_COLUMNS
@@ -19,7 +20,7 @@ from workflow.bench.results.tables import NoDataError, Results
 
 @pytest.fixture
 def figure(tmp_path: Path) -> Iterator[Figure]:
-    yield figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=tuple(write_trials(tmp_path))))
+    yield figure_of("fig19_tuning_budget_appendix", Results(tmp_path, trial_tables=tuple(write_trials(tmp_path))))
     plt.close("all")
 
 
@@ -41,7 +42,7 @@ def test_a_panel_shows_each_optimizer_s_mean_over_studies(figure: Figure):
             assert xs(line)[-1] == TRIALS
         assert len(panel.collections) == 3
     shown = [(panel.get_title(), panel.get_ylabel()) for panel in figure.axes[:2]]
-    assert shown == [("Autoencoder\none", "validation loss"), ("AlexNet\ntwo", "steps to the target")]
+    assert shown == [("Autoencoder", "validation loss"), ("AlexNet", "steps to the target")]
     assert legend_of(figure) == ["SGD", "KFAC (KAISA)", "MKOR (exact rule)", "range over studies"]
 
 
@@ -53,7 +54,9 @@ def test_the_caption_names_trials_studies_and_optimizers_without_success(figure:
         if row["study"] == 0
     ]
     write_csv(tmp_path / "odd.csv", TRIAL_COLUMNS, rows)
-    caption = caption_of(figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=(tmp_path / "odd.csv",))))
+    caption = caption_of(
+        figure_of("fig19_tuning_budget_appendix", Results(tmp_path, trial_tables=(tmp_path / "odd.csv",)))
+    )
     assert "6 trials of each optimizer in 1 study: odd. " in caption
     assert "Without success in some study: SGD in odd Autoencoder." in caption
 
@@ -64,24 +67,43 @@ def test_losses_of_runs_that_broke_down_do_not_stretch_an_axis(tmp_path: Path):
     for row in [row for row in rows if row["optimizer"] == "kaisa"][::2]:
         row["score"] = 1e16
     write_csv(tmp_path / "odd.csv", TRIAL_COLUMNS, rows)
-    panel = figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=(tmp_path / "odd.csv",))).axes[0]
+    panel = figure_of("fig19_tuning_budget_appendix", Results(tmp_path, trial_tables=(tmp_path / "odd.csv",))).axes[0]
     ends = [ys(line)[-1] for line in panel.lines]
     low, high = panel.get_ylim()
     assert low < min(ends) < max(ends) < high < 2 * max(ends)
 
 
+def test_the_figure_has_what_half_of_the_trials_would_cost(tmp_path: Path):
+    """Truth: the best of three of six trials against the best of all, the mean over draws and studies."""
+    figure = figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=tuple(write_trials(tmp_path))))
+    (axes,) = figure.axes
+    costs = []
+    for by_steps in (False, True):
+        column = "steps_to_target" if by_steps else "score"
+        mine = [row for row in trial_rows("", "", by_steps=by_steps) if row["optimizer"] == "mkor"]
+        studies = [
+            [float("inf") if row[column] is None else row[column] for row in mine if row["study"] == study]
+            for study in (0, 1)
+        ]
+        means = [sum(pair) / 2 for pair in zip(*map(expected_best, studies), strict=True)]
+        costs.append(100 * (means[TRIALS // 2 - 1] / means[-1] - 1))
+    dots = xs(lines_of(axes, "mkor", ".")[0])
+    assert dots[:2] == pytest.approx(costs)
+    assert f"MKOR {np.median(dots):.1f} %" in title_of(figure)
+
+
 def test_without_trials_there_is_no_figure(tmp_path: Path):
     with pytest.raises(NoDataError, match=r"^no trials of tuning; run python -m workflow\.bench\.tune$"):
-        figure_of("fig19_tuning_budget", Results(tmp_path))
+        figure_of("fig19_tuning_budget_appendix", Results(tmp_path))
 
 
 def test_a_workload_that_was_tuned_at_several_sizes_is_named_and_not_drawn(tmp_path: Path):
     """The table of trials does not say which size a trial has: a study with two chosen trials was searched twice."""
     twice = [row for _ in range(2) for row in trial_rows("sizes", "autoencoder", by_steps=False)]
     write_csv(tmp_path / "sizes.csv", TRIAL_COLUMNS, [*twice, *trial_rows("sizes", "alexnet", by_steps=False)])
-    figure = figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=(tmp_path / "sizes.csv",)))
-    assert [panel.get_title() for panel in figure.axes] == ["AlexNet\nsizes"]
+    figure = figure_of("fig19_tuning_budget_appendix", Results(tmp_path, trial_tables=(tmp_path / "sizes.csv",)))
+    assert [panel.get_title() for panel in figure.axes] == ["AlexNet"]
     assert "Not shown, since they were tuned at several sizes: sizes Autoencoder." in caption_of(figure)
     write_csv(tmp_path / "sizes.csv", TRIAL_COLUMNS, twice)
     with pytest.raises(NoDataError, match="tuned at several sizes"):
-        figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=(tmp_path / "sizes.csv",)))
+        figure_of("fig19_tuning_budget_appendix", Results(tmp_path, trial_tables=(tmp_path / "sizes.csv",)))

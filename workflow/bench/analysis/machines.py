@@ -18,10 +18,17 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.estimates import Estimate, estimate, studies_of
+from workflow.bench.analysis.estimates import Estimate, studies_of
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.analysis.step_times import StepTimes, Timed, timed, times_note
-from workflow.bench.analysis.time_to_target import Configuration, Reaching, by_configuration, reaching, to_target
+from workflow.bench.analysis.time_to_target import (
+    Configuration,
+    Reaching,
+    by_configuration,
+    estimate_times,
+    reaching,
+    to_target,
+)
 from workflow.bench.results.sources import Sources, from_rows, from_runs
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -175,7 +182,7 @@ class Machine:
             where["workers"] = 1
         data = from_rows(f"{self.prefix}probes/{probe}.csv", **where)
         repeats = times.to_numpy(float)
-        return StepTime(self.name, probe, workload, optimizer, period, estimate(repeats), tuple(repeats), data)
+        return StepTime(self.name, probe, workload, optimizer, period, estimate_times(repeats), tuple(repeats), data)
 
 
 def _interpolated(cycles: pd.DataFrame, period: float) -> pd.Series | None:

@@ -9,10 +9,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from workflow.bench.analysis.estimates import (
     Estimate,
     estimate,
+    mean_ratio,
+    median_minimum,
     paired_ratio,
     shared_seeds,
     study_means,
@@ -160,6 +163,17 @@ def too_short(took: Mapping[int, float], other: Mapping[int, float], spent: Mapp
     return sorted(seed for seed in unreached if spent[seed] < other[seed] < math.inf)
 
 
+def estimate_times(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
+    """Estimate a positive quantity, such as a time, as `estimate` does, but two to five values by their geometric mean.
+
+    Its interval is that of the logarithms: one around a mean of few values may reach below 0, which no time does.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if 2 <= len(sample) < median_minimum() and (np.isfinite(sample) & (sample > 0)).all():
+        return replace(mean_ratio(np.log(sample)), is_ratio=False)
+    return estimate(sample).within(0, math.inf)
+
+
 @dataclass(frozen=True)
 class Reaching:
     """The iterations or seconds that one label's runs take to a target, and how many of them reach it."""
@@ -170,6 +184,8 @@ class Reaching:
     """The number of runs that reached the target."""
     runs: int
     """The number of runs."""
+    values: tuple[float, ...] = ()
+    """Those of the runs."""
 
     @property
     def censored(self) -> int:
@@ -187,7 +203,8 @@ def reaching(took: Mapping[int, float], studies: Mapping[int, float] | None = No
         return None
     times = np.array([*took.values()], float)
     units, _ = study_means(times, [*took], studies or {})
-    return Reaching(with_median_of(estimate(units), times), sum(map(math.isfinite, took.values())), len(took))
+    found = with_median_of(estimate_times(units), times)
+    return Reaching(found, int(np.isfinite(times).sum()), len(took), tuple(times.tolist()))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -22,6 +22,9 @@ _PAPER_NAMES: Final[Mapping[str, str]] = {
     "mkor_h": "MKOR-H",
 }
 """The paper has one MKOR, which is compared with each of our update rules, and one KAISA."""
+
+FEW: Final = 3
+"""The most runs that a table lists in place of an interval."""
 
 
 def integer_ranges(numbers: Iterable[float]) -> str:
@@ -45,8 +48,14 @@ def number(value: float, digits: int = 3, *, infinity: str = "not reached") -> s
     return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
 
 
-def estimated(estimate: Estimate) -> str:
-    """Return the text of an estimate, with its interval if it has one."""
+def estimated(estimate: Estimate, runs: Sequence[float] = ()) -> str:
+    """Return the text of an estimate, with its interval if it has one.
+
+    runs: the values behind it. Two or three stand in parentheses in place of an interval, which is so wide that it says
+    less than they do.
+    """
+    if estimate.has_interval and 2 <= len(runs) <= FEW:
+        return f"{number(estimate.value)} ({', '.join(map(number, runs))})"
     interval = f" [{number(estimate.low)}, {number(estimate.high)}]" if estimate.has_interval else ""
     return f"{number(estimate.value)}{interval}"
 
@@ -63,6 +72,14 @@ def paper_name(label: str) -> str | None:
     """
     name, _, steps = label.rpartition("_")
     return _PAPER_NAMES.get(name if steps.isdigit() else label)
+
+
+def signed(per_cent: float) -> str:
+    """Return a change in per cent with its sign, such as ``−27 %``; an infinite one is that of a run that diverged."""
+    if math.isinf(per_cent):
+        return "diverged"
+    digits = 1 if abs(per_cent) < 10 else 0
+    return f"{per_cent:+.{digits}f} %".replace("-", "\u2212")
 
 
 def bound(value: float) -> str:

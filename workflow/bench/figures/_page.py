@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Required, TypedDict
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -27,7 +27,11 @@ from workflow.bench.figures import _style as style
 from workflow.bench.support.files import write_atomically
 
 _CAPTION_POINTS: Final = 6.0
-_TITLE_POINTS: Final = 8.5
+_CAPTION_LINES: Final = 2
+"""The most lines below the panels: who shows the picture has no use for the settings, which stand in its `.rst`."""
+_TITLE_POINTS: Final = 8.6
+_TEXT_WIDTH: Final = 0.985 * style.WIDTH * 72
+"""Points that the title and the caption may be wide."""
 _LEAST_TICKS: Final = 3
 _RULES: Final[Mapping[str, str]] = {
     "sherman_morrison": "exact (Sherman-Morrison)",
@@ -108,22 +112,55 @@ def published_entry(name: str) -> Artist:
     return hollow_entry(name, markeredgewidth=1.1)
 
 
+class Texts(TypedDict, total=False):
+    """The texts of a figure, as `save` takes them."""
+
+    caption: Required[str]
+    message: str
+    reading: str
+
+
 def save(
-    figure: Figure, folder: Path, name: str, *, legend: Sequence[Artist], caption: str, columns: int = 3
+    figure: Figure,
+    folder: Path,
+    name: str,
+    *,
+    legend: Sequence[Artist],
+    caption: str,
+    columns: int = 3,
+    message: str = "",
+    reading: str = "",
 ) -> list[Path]:
-    """Add title, legend and caption to a figure, write it to ``folder`` and return its files.
+    """Add title, legend and two lines of caption to a figure, write it to ``folder`` and return its files.
 
     Args:
-        figure: the drawn panels; the figure grows by the height of legend and caption.
+        figure: the drawn panels; the figure grows by the height of title, legend and caption.
         folder: the folder to write to.
         name: the name of the files, without a suffix.
         legend: the entries of the legend; without entries the figure has no legend.
-        caption: one paragraph of plain text.
+        caption: one paragraph of plain text, for the site and the file ``.rst``; the picture has its first sentence.
         columns: the most columns that the legend may have.
+        message: what these data show, the title; without it the title of the description.
+        reading: a sentence below the panels on how to read them.
     """
     description = described(name)
-    arrange(figure, legend, caption, columns, description.title if description else "")
+    arrange(
+        figure, legend, below(name, reading, caption), columns, message or (description.title if description else "")
+    )
     return write(figure, folder, name, caption)
+
+
+def below(name: str, reading: str, caption: str) -> str:
+    """Return what stands below the panels: the figure's number, how to read it, and the caption's first sentence.
+
+    That sentence has the tier and the machine. Its seeds are left out if the text would take more than two lines.
+    """
+    number = re.match(r"fig0*(\d+)", name)
+    place = f"Figure {number[1]}{', appendix' if name.endswith('_appendix') else ''}." if number else ""
+    head = " ".join(filter(None, (place, reading)))
+    source = re.sub(r" \([^)]*\)", "", caption.partition(". ")[0].rstrip(".")).split("; ")
+    whole, short = (f"{head} {'; '.join(source[:parts])}.".lstrip() for parts in (len(source), 2))
+    return whole if len(_wrapped(whole, _TEXT_WIDTH, _CAPTION_POINTS)) <= _CAPTION_LINES else short
 
 
 def arrange(figure: Figure, legend: Sequence[Artist], caption: str, columns: int, title: str = "") -> None:
@@ -136,10 +173,10 @@ def arrange(figure: Figure, legend: Sequence[Artist], caption: str, columns: int
             if isinstance(locator := axis.get_major_locator(), MaxNLocator):
                 locator.set_params(min_n_ticks=_LEAST_TICKS)
     width, height = figure.get_size_inches()
-    lines = _wrapped(caption, 0.985 * width * 72, _CAPTION_POINTS)
+    lines = _wrapped(caption, _TEXT_WIDTH, _CAPTION_POINTS)
     below = (len(lines) * _CAPTION_POINTS * 1.28 + 5) / 72
     # Bold letters are up to a fifth wider than those that `_wrapped` measures.
-    head = _wrapped(title, 0.985 * width * 72 / 1.2, _TITLE_POINTS)
+    head = _wrapped(title, _TEXT_WIDTH / 1.2, _TITLE_POINTS)
     titled = (len(head) * _TITLE_POINTS * 1.3 + 6) / 72 if title else 0.0
     columns = _legend_columns([str(entry.get_label()) for entry in legend], columns, width * 72)
     legend_rows = -(-len(legend) // columns)

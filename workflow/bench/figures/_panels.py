@@ -1,11 +1,11 @@
-"""Panels that several figures have: axes and their ticks, curves over training, and rows of methods."""
+"""Panels that several figures have: axes and their ticks, and curves over training."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 import zlib
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,13 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from workflow.bench.analysis.curves import by_seed, curve, last_common_values
-from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum, shown_level
-from workflow.bench.analysis.time_to_target import reaching
+from workflow.bench.analysis.curves import curve
+from workflow.bench.analysis.estimates import median_minimum, shown_level
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _style as style
 from workflow.bench.results.columns import ENDED
-from workflow.bench.results.tables import NoDataError
 
 ROW_AT_EDGE: Final = ("axes fraction", "data")
 """Coordinates of a point by its share of the panel's width, and its height as data."""
@@ -121,6 +119,30 @@ def loss_axis(axes: Axes, metrics: pd.DataFrame) -> None:
 def percent_axis(axis: Axis) -> None:
     """Label shares from 0 to 1 in per cent."""
     axis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+
+
+def accuracy_axis(axis: Axis, values: pd.Series) -> None:
+    """Set an axis of accuracies on which 90, 99 and 99.9 % are equally far apart, in per cent, before curves are drawn.
+
+    On a linear axis all that happens after the first tenth of training lies on its upper edge. An accuracy of 1, which
+    has no place there, is half as far from 1 as the nearest smaller one.
+    """
+    below_one = values[values < 1].astype(float)
+    nearest = max((1 - float(below_one.max())) / 2, 1e-4) if len(below_one) else 0.01
+    axis.axes.set_yscale(
+        "function",
+        functions=(
+            lambda share: -np.log10(np.maximum(1 - np.asarray(share, float), nearest)),
+            lambda place: 1 - 10 ** -np.asarray(place, float),
+        ),
+    )
+    low = max(float(values.min()) - 0.02, 0.0) if len(values) else 0.0
+    axis.axes.set_ylim(low, 1 - nearest)
+    axis.set_major_locator(
+        FixedLocator([tick for tick in (0, 0.5, 0.8, 0.9, 0.97, 0.99, 0.997) if low <= tick < 1 - nearest])
+    )
+    axis.set_minor_locator(NullLocator())
+    percent_axis(axis)
 
 
 def profile_axes(axes: Axes, end: float) -> None:
@@ -234,10 +256,12 @@ def _mark_failures(axes: Axes, metrics: pd.DataFrame, color: str) -> None:
     crosses.set_in_layout(False)
 
 
-def draw_losses(axes: Axes, losses: pd.DataFrame, *, x: str, scale: float) -> None:
+def draw_losses(
+    axes: Axes, losses: pd.DataFrame, *, x: str, scale: float, marked: Container[str] | None = None
+) -> None:
     """Draw curves (`draw_curves`) on a loss axis with plain numbers."""
     loss_axis(axes, losses)
-    draw_curves(axes, losses, x=x, scale=scale)
+    draw_curves(axes, losses, x=x, scale=scale, marked=marked)
     if axes.get_yscale() == "log":
         plain_log_ticks(axes)
 
@@ -274,123 +298,3 @@ def spread_entries(seeds: Collection[int]) -> list[Artist]:
 def target_entry(name: str = "target") -> Artist:
     """Return a legend's entry for the line at a target."""
     return page.guide_entry(name, linewidth=0.7)
-
-
-# Rows of methods
-
-
-def base_of(runs: pd.DataFrame) -> str | None:
-    """Return the label of the first-order optimizer that the second-order runs of a workload wrap.
-
-    None if that optimizer has no run.
-    """
-    for hyperparameters in runs.loc[runs["update_rule"].notna(), "hyperparameters"].dropna():
-        base = hyperparameters.get("base", "sgd")
-        if base in set(runs["optimizer"]):
-            return str(base)
-    return None
-
-
-def name_rows(axes: Axes, names: Iterable[str]) -> None:
-    """Set up one row per name, the first on top; names are empty if a panel to the left shows them."""
-    shown = list(names)
-    axes.set_yticks(range(len(shown)), shown, fontsize=7)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.grid(axis="y", visible=False)
-
-
-def draw_estimate(
-    axes: Axes, estimate: Estimate, row: float, label: str, *, runs: Sequence[float] | None = None
-) -> None:
-    """Draw a method's marker at the value of an estimate, and its interval as a bar.
-
-    runs: the values of the runs, if they are dots (`draw_runs`). Fewer than `median_minimum` of them have no bar, since
-    a t interval of two or three fills the panel and says less than they do; the marker is then at their median.
-    """
-    look, value = style.style_of(label), estimate.value
-    if runs is not None and estimate.n < median_minimum():
-        value = float(np.median(runs))
-    elif estimate.has_interval:
-        axes.hlines(row, estimate.low, estimate.high, color=look.color, linewidth=2.2, alpha=0.55)
-    axes.plot(value, row, marker=look.marker, color=look.color, markersize=5)
-
-
-def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, below: float = 0.26) -> None:
-    """Draw one dot per run, a part of a row below the row's marker."""
-    axes.plot(values, [row + below] * len(values), ".", color=style.style_of(label).color, markersize=3, alpha=0.75)
-
-
-def draw_differences(
-    axes: Axes, losses: pd.DataFrame, base: str | None, labels: Sequence[str], *, most_ticks: int = 5
-) -> None:
-    """Draw one row per label: the final loss minus the base optimizer's, paired by seed; small dots are the seeds.
-
-    A panel without differences gives the reason.
-
-    Args:
-        axes: the panel.
-        losses: evaluations of one metric, and one row of each run that broke down before its first evaluation.
-        base: label of the base optimizer, whose own row has its marker at 0; None if it did not run.
-        labels: the rows from top to bottom.
-        most_ticks: of the axis of differences; in a narrow panel the labels of more would touch.
-    """
-    try:
-        last, step = last_common_values(losses)
-    except NoDataError as error:
-        explain_empty(axes, str(error))
-        return
-    finals = {str(label): by_seed(rows) for label, rows in last.groupby("optimizer")}
-    if base is None or base not in finals:
-        explain_empty(axes, "the base optimizer has no run to pair with")
-        return
-    axes.axvline(0, color=style.GUIDE, linewidth=0.8)
-    for row, label in enumerate(labels):
-        if label == base:  # its difference from itself, as the scale of the others
-            look = style.style_of(label)
-            axes.plot(0, row, marker=look.marker, color=look.color, markersize=5)
-        if label == base or label not in finals:
-            continue
-        differences = [value - finals[base][seed] for seed, value in finals[label].items() if seed in finals[base]]
-        finite = [difference for difference in differences if math.isfinite(difference)]
-        draw_runs(axes, finite, row, label)
-        if finite:
-            draw_estimate(axes, estimate(finite), row, label, runs=differences)
-        if len(finite) < len(differences):  # the loss of a run that broke down is infinite
-            write_beside(axes, row, f"{len(finite)} of {len(differences)}", "finished")
-    name_rows(axes, [style.style_of(label).name for label in labels])
-    # Fixed, since `_page.arrange` wants three ticks of a locator that chooses; 0 and another one are a scale, too.
-    low, high = axes.get_xlim()
-    ticks = MaxNLocator(most_ticks - 1, steps=[1, 2, 2.5, 4, 5, 10]).tick_values(low, high)
-    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
-    axes.set_xlabel(f"loss − {style.style_of(base).name.partition(' (')[0]}'s, iteration {step:g}")
-
-
-def write_beside(axes: Axes, row: float, text: str, header: str) -> None:
-    """Write a text to the right of a row, outside of the panel, and once the header above all of them."""
-    annotate(axes, text, (1, row), ROW_AT_EDGE, xytext=(3, 0), color=style.SOFT)
-    if header not in {written.get_text() for written in axes.texts}:
-        annotate(axes, header, (1, 1), xytext=(3, 1.5), color=style.SOFT, va="bottom")
-
-
-def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]], scale: float) -> None:
-    """Draw one row per label: dots are runs, the marker is their estimate with its interval.
-
-    To the right stands how many of a label's runs reached the target, if not all of them.
-
-    Args:
-        axes: the panel.
-        took: time or steps to the target by label and seed, infinite for a run that never reached it.
-        scale: the unit of the axis.
-    """
-    for row, (label, unscaled) in enumerate(took.items()):
-        times = {seed: value / scale for seed, value in unscaled.items()}
-        summary = reaching(times)
-        if summary is None:
-            continue
-        reached = [value for value in times.values() if math.isfinite(value)]
-        draw_runs(axes, reached, row, label)
-        if math.isfinite(summary.took.value):
-            draw_estimate(axes, summary.took, row, label, runs=list(times.values()))
-        if summary.censored:
-            write_beside(axes, row, f"{summary.reached} of {summary.runs}", "reached")

@@ -5,18 +5,18 @@ Every line is a model's: dashed at the floor, and dotted with the bytes that the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.wording import number
+from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
 
-HEIGHT: Final = 3.2
-"""Inches of the panels."""
 SHARDED: Final = "_sharded"
 """The suffix of labels that are trained under ``fully_shard``; others are under DistributedDataParallel."""
 SMALL: Final = ("bert_large", "Polaris")
@@ -42,42 +42,70 @@ def look_of(label: str) -> style.MethodStyle:
     return style.style_of(variant_of(label))
 
 
-def draw(axes: np.ndarray, rows: pd.DataFrame) -> set[str]:
-    """Draw times over the base optimizer's, and a rank's memory and bytes; return the labels of the looks.
+def draw_small(axes: Axes, rows: pd.DataFrame) -> set[str]:
+    """Draw the step over the base optimizer's of the model that fits one GPU; return the labels of the looks."""
+    shown = _draw_steps(axes, rows, SMALL, sharded=False)
+    _finish([axes], rows)
+    return shown
 
-    Results of earlier versions have no times with counted bytes.
-    """
-    (small, large), (memory, sent) = axes
-    shown: set[str] = set()
-    for panel, (model, system), sharded in ((small, SMALL, False), (large, LARGE, True)):
-        of_panel = _of(rows, model, system, sharded=sharded)
-        shown |= _lines(panel, _over_base(of_panel, "step_ms"), "ratio")
-        if has_counted(rows):
-            _lines(panel, _over_base(of_panel, "step_ms_counted"), "ratio", linestyle=COUNTED_LINE, markersize=0)
-        panel.axhline(1, **_GUIDE)
-        panel.set_ylabel("step ÷ base's, model")
-        panel.set_title(f"{style.workload_name(model)}, {'sharded' if sharded else 'DDP'}, {system}")
+
+def draw_large(axes: Sequence[Axes], rows: pd.DataFrame) -> set[str]:
+    """Draw the step over the base's of the model that does not fit, and a rank's memory and bytes, in three panels."""
+    large, memory, sent = axes
+    shown = _draw_steps(large, rows, LARGE, sharded=True)
     rank = _of(rows, *LARGE, sharded=True)
     shown |= _lines(memory, rank, "memory_bytes")
-    memory.set_ylabel("memory per rank, model")
+    memory.set_title("memory per rank")
     shown |= _lines(sent, rank[rank["sent_bytes"] > 0], "sent_bytes")
     exchanged = rank.drop_duplicates("workers").sort_values("workers")
     sent.plot(exchanged["workers"], exchanged["gradient_bytes"], **_GUIDE, linestyle=style.MODEL_LINE)
     at = (1.0, float(exchanged["gradient_bytes"].iloc[0]))
     panels.annotate(sent, "gradients and parameters", at, panels.ROW_AT_EDGE, xytext=(-2, -2.5), **_CORNER)
-    sent.set_ylabel("bytes per step, model")
+    sent.set_title("bytes per step")
     for panel in (memory, sent):
-        panel.set_title(f"{style.workload_name(LARGE[0])}, sharded")
         panels.byte_axis(panel)
     _replicated(memory, _of(rows, *LARGE, sharded=False))
+    _finish(axes, rows)
+    return shown
+
+
+def _draw_steps(axes: Axes, rows: pd.DataFrame, model_and_system: tuple[str, str], *, sharded: bool) -> set[str]:
+    """Draw the times of steps over the base's; results of earlier versions have none with counted bytes."""
+    model, system = model_and_system
+    of_panel = _of(rows, model, system, sharded=sharded)
+    shown = _lines(axes, _over_base(of_panel, "step_ms"), "ratio")
+    if has_counted(rows):
+        _lines(axes, _over_base(of_panel, "step_ms_counted"), "ratio", linestyle=COUNTED_LINE, markersize=0)
+    axes.axhline(1, **_GUIDE)
+    axes.set_ylabel("step ÷ base's, model")
+    axes.set_title(f"{style.workload_name(model)}, {'sharded' if sharded else 'DDP'}, {system}")
+    return shown
+
+
+def _finish(axes: Sequence[Axes], rows: pd.DataFrame) -> None:
     gpus = sorted(rows["workers"].unique())
-    for panel in axes.flat:
+    for panel in axes:
         panel.set_xscale("log", base=2)
         panels.fixed_ticks(panel.xaxis, [*gpus[:-2:2], gpus[-1]])
         panel.set_xlim(gpus[0] / 1.4, gpus[-1] * 1.4)
         panel.set_xlabel("GPUs")
         panel.set_facecolor(_BACKGROUND)
-    return shown
+
+
+def over_base(rows: pd.DataFrame, label: str, gpus: int) -> float | None:
+    """Return a label's step over the base's on the small model, at the floor; None without these rows."""
+    model, system = SMALL
+    ratios = _over_base(_of(rows, model, system, sharded=False), "step_ms")
+    chosen = ratios.loc[(ratios["optimizer"] == label) & (ratios["workers"] == gpus), "ratio"]
+    return float(chosen.iloc[0]) if len(chosen) else None
+
+
+def entries(rows: pd.DataFrame) -> list[Artist]:
+    """Return the legend's entries of the model's lines."""
+    found = [page.guide_entry("model", linewidth=1.0, linestyle=style.MODEL_LINE)]
+    if has_counted(rows):
+        found.append(page.guide_entry("model, counted bytes", linewidth=1.0, linestyle=COUNTED_LINE))
+    return found
 
 
 def has_counted(rows: pd.DataFrame) -> bool:
@@ -142,6 +170,6 @@ def _replicated(axes: Axes, rows: pd.DataFrame) -> None:
         size = float(f"{line['memory_bytes'].iloc[0]:.3g}")
         texts.append(f"{look.name.partition(' (')[0]} {panels.amount(size)}")
     axes.axhline(float(rows["gpu_memory_bytes"].iloc[0]), **_GUIDE)
-    axes.set_ylim(top=100 * axes.get_ylim()[1])
-    text = f"DDP: {'; '.join(texts)}\nsolid: memory of one {rows['gpu'].iloc[0]}"
+    axes.set_ylim(top=300 * axes.get_ylim()[1])
+    text = "\n".join([*(f"DDP: {text}" for text in texts), f"solid: one {rows['gpu'].iloc[0]}"])
     panels.annotate(axes, text, (0.97, 0.97), **_CORNER)

@@ -7,8 +7,9 @@ always means a model, a hollow marker a published value.
 
 from __future__ import annotations
 
+import textwrap
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -153,6 +154,12 @@ WORKLOADS: Final[dict[str, str]] = {
     "bert_large": "BERT-Large",
     "gpt_7b": "GPT 7B",
 }
+_DATA: Final[dict[str, str]] = {
+    "scikit-learn's digits": "Digits",
+    "glyphs of matplotlib's fonts": "Font glyphs",
+    "docstrings of scikit-learn and SciPy": "Docstrings",
+}
+"""Short names of data, by what stands before a size in a run's name of it."""
 _FONT_SCALE: Final = 0.885
 """8.5 points for titles and labels of axes, 7.8 for ticks and legends."""
 _THEME: Final[Any] = {
@@ -233,6 +240,30 @@ def in_order(labels: Iterable[str]) -> list[str]:
 def workload_name(workload: str) -> str:
     """Return a workload's name for titles."""
     return WORKLOADS.get(workload, workload.replace("_", " "))
+
+
+def data_title(runs: pd.DataFrame, *, width: int = 99) -> str:
+    """Return a panel's title: the data of the runs before the model, as in ``Digits (ResNet-20)``.
+
+    A name of an experiment or of the paper's model would say of small data that it is ImageNet. A text longer than
+    ``width`` letters takes several lines.
+    """
+    data, model = runs["dataset"].dropna(), workload_name(str(runs["workload"].iloc[0]))
+    if data.empty:
+        return model
+    whole = str(data.iloc[0]).partition(", ")[0]
+    known = _DATA.get(whole, whole[:1].upper() + whole[1:])
+    whole = f"{known} ({model})"
+    return whole if len(whole) <= width else "\n".join([*textwrap.wrap(known, width), f"({model})"])
+
+
+def data_titles(places: Sequence[tuple[str, pd.DataFrame]], *, width: int = 99) -> list[str]:
+    """Return the titles (`data_title`) of panels, given as experiment and runs; equal ones name the experiment, too."""
+    titles = [data_title(runs, width=width) for _, runs in places]
+    return [
+        f"{title}\n{experiment}" if titles.count(title) > 1 else title
+        for title, (experiment, _) in zip(titles, places, strict=True)
+    ]
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

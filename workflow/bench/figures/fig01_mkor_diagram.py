@@ -20,6 +20,7 @@ _COSTS: Final = 384.0
 _GAP: Final = 10.0
 _HEIGHTS: Final = (58.0, 50.0, 76.0, 58.0, 28.0)
 
+MESSAGE: Final = "A step of MKOR: two vectors a layer are averaged, and no matrix is inverted"
 CAPTION: Final = (
     "A diagram of the method's equations, without data. X: the inputs of a layer, n rows; G: the gradients at its "
     "outputs; D: the gradient of its weights; J: the inverse factors, which start as I; f: the inverse update period, "
@@ -54,7 +55,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     ):
         axes.plot([15, 11, 11, 15], [top - 1, top - 1, bottom + 1, bottom + 1], color=SOFT, linewidth=0.8)
         remark(axes, 5, (top + bottom) / 2, text, size=7, rotation=90)
-    return save(figure, folder, "fig01_mkor_diagram", legend=[], caption=CAPTION)
+    return save(figure, folder, "fig01_mkor_diagram", legend=[], caption=CAPTION, message=MESSAGE)
 
 
 def _statistics(axes: Axes, middle: float) -> None:

@@ -1,14 +1,19 @@
-"""Figure 2: BERT pre-training loss over iterations and over training time, all optimizers."""
+"""Figure 2: BERT pre-training loss over iterations and over training time, and all optimizers' final losses."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import pandas as pd
 
 from workflow.bench.analysis.step_times import StepTimes, timed
 from workflow.bench.analysis.time_to_target import budgets, to_target
+from workflow.bench.analysis.wording import signed
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -17,14 +22,16 @@ from workflow.bench.results.tables import NoDataError, Results
 EXPERIMENTS = ("bert_pretraining",)
 PROBES = ("step_time",)
 
-MARKED: Final = ("lamb", "kaisa", "mkor")
-"""The labels of thick lines: the base optimizer, the paper's rival, and MKOR. More would hide each other."""
+CURVES: Final = ("kaisa", "mkor", "mkor_normalized")
+"""The labels that have a curve beside the base optimizer's: the paper's rival, and MKOR with one side acting and both.
+
+The others have a row below: ten curves would hide each other.
+"""
 _NOTES: Final = (
     "Masked-language and next-sentence loss on the validation data, where the paper's Figure 2 shows the training "
-    "loss; every run starts from one shared phase-1 checkpoint. Above, lines are medians, and the runs or the "
-    f"interval are shown for {', '.join(style.style_of(label).name for label in MARKED)}",
-    "Below: loss minus the base optimizer's at the same iteration, paired by seed, and training time to the target, or "
-    "of the whole run without a target; dots are runs",
+    "loss; every run starts from one shared phase-1 checkpoint. Above: the base optimizer, KFAC and MKOR",
+    "Below: every optimizer's loss against the base optimizer's at the same iteration, paired by seed, and training "
+    "time to the target, or of the whole run without a target; dots are runs, a triangle at an edge is a run beyond it",
 )
 _START: Final = 0.1
 _CUT: Final = f"The loss axis leaves out the first {100 * _START:g} % of the iterations, in which most of the fall lies"
@@ -48,33 +55,54 @@ def make(results: Results, folder: Path) -> list[Path]:
     labels = style.in_order(losses["optimizer"])
     rows = 0.15 * len(labels) + 0.15
     figure, axes = style.new_figure(2, 2, height=2.75 + rows, height_ratios=(1.9, rows))
-    goals, later = panels.targets(runs, "validation", "loss"), _without_start(losses)
+    base = forest.base_of(runs)
+    drawn = losses[losses["optimizer"].isin({*CURVES, base or labels[0]})]
+    drawn = drawn if len(drawn) else losses
+    goals, later = panels.targets(runs, "validation", "loss"), _without_start(drawn)
     length, unit = panels.time_scale(losses)
     for panel, x, scale in ((axes[0, 0], "step", 1.0), (axes[0, 1], "train_seconds", length)):
         panels.loss_axis(panel, later)
-        panels.draw_curves(panel, losses, x=x, scale=scale, marked=MARKED, goals=goals)
+        panels.draw_curves(panel, drawn, x=x, scale=scale, goals=goals)
     axes[0, 0].set(xlabel="iteration", ylabel="validation loss")
     axes[0, 1].set_xlabel(f"training time ({unit})")
     axes[0, 1].tick_params(labelleft=False)
-    base = panels.base_of(runs)
     # At one iteration of schedules of different lengths, one run is at its end and the other is not.
     compared = set(runs.loc[runs["steps"].isin(runs.loc[runs["optimizer"] == base, "steps"]), "run"])
     comparable = panels.losses_to_compare(metrics[metrics["run"].isin(compared)])
-    panels.draw_differences(axes[1, 0], comparable, base, labels)
+    forest.draw_differences(axes[1, 0], comparable, base, labels)
     took = {label: (to_target if goals else budgets)(runs[runs["optimizer"] == label], "seconds") for label in labels}
     end = float(losses["train_seconds"].max()) / length
     for panel in axes[:, 1]:
         panel.set_xlim(-0.03 * end, 1.03 * end)
-    panels.draw_times_to_target(axes[1, 1], took, length)
-    panels.name_rows(axes[1, 1], [""] * len(labels))
+    forest.draw_times_to_target(axes[1, 1], took, length)
+    forest.name_rows(axes[1, 1], [""] * len(labels))
     axes[1, 1].set_xlabel(f"training time {'to the target' if goals else 'of the run'} ({unit})")
     notes = [*_NOTES, measured.note(style.workload_name)]
-    if len(later) < len(losses):
+    if len(later) < len(drawn):
         notes.append(_CUT)
     if set(losses["run"]) - compared:
         notes.append(_OTHER_SCHEDULE)
-    legend = panels.curve_entries([losses], MARKED) + ([panels.target_entry()] if goals else [])
-    return page.save(figure, folder, "fig02_bert_loss", legend=legend, caption=page.caption(results, runs, notes=notes))
+    legend = panels.curve_entries([drawn]) + ([panels.target_entry()] if goals else [])
+    text = page.caption(results, runs, notes=notes)
+    title = _message(runs, comparable, took, "time to the target" if goals else "time")
+    reading = "Below: all optimizers; dots are runs, left is better."
+    return page.save(figure, folder, "fig02_bert_loss", legend=legend, caption=text, message=title, reading=reading)
+
+
+def _message(runs: pd.DataFrame, losses: pd.DataFrame, took: Mapping[str, Mapping[int, float]], quantity: str) -> str:
+    """Return the title: MKOR's final loss and training time against those of the base; empty without either."""
+    base = forest.base_of(runs)
+    try:
+        changes, _ = forest.final_changes(losses, base)
+    except NoDataError:
+        return ""
+    if not changes.get("mkor"):
+        return ""
+    name = style.style_of(str(base)).name
+    title = f"{style.data_title(runs)}: MKOR's final loss {signed(median(changes['mkor']))} against {name}'s"
+    ours, theirs = (median(took[label].values()) if took.get(label) else math.inf for label in ("mkor", str(base)))
+    finite = math.isfinite(ours) and math.isfinite(theirs)
+    return f"{title}, at {ours / theirs:.2f} times its {quantity}" if finite else title
 
 
 def _without_start(losses: pd.DataFrame) -> pd.DataFrame:

@@ -31,6 +31,8 @@ REFERENCE: Final = ("forward", "backward")
 STEPS: Final = {"ms": "average step (ms)", "refresh_ms": "refreshing step (ms),\nin which the factors are updated"}
 """Column of the probe, and the name of its axis."""
 
+_PERIOD: Final = 10
+"""The inverse update period of the title's times."""
 BASE: Final = "base"
 """Label of the row that the first-order optimizers share, one of each workload."""
 _EDGE: Final[Any] = {"edgecolor": "#333333", "linewidth": 0.35}
@@ -146,7 +148,25 @@ def make(results: Results, folder: Path) -> list[Path]:
         notes.append(f"also timed, not drawn: {', '.join(not_drawn)}")
     absent = [f"{name} in probe step_breakdown" for name in WORKLOADS if name not in names]
     text = page.footer(results, shown, notes=notes, absent=absent)
-    return page.save(figure, folder, "fig03_step_breakdown", legend=legend, caption=text)
+    texts: page.Texts = {
+        "caption": text,
+        "message": _message(shown, names),
+        "reading": f"{base_name}: the base optimizers alone." if base_name else "",
+    }
+    return page.save(figure, folder, "fig03_step_breakdown", legend=legend, **texts)
+
+
+def _message(shown: pd.DataFrame, names: Sequence[str]) -> str:
+    """Return the title: the optimizer's part of the average step of KFAC and of MKOR on one worker, by workload."""
+    chosen = shown[shown["phase"].isin(PHASES) & (shown["workers"] == shown["workers"].min())]
+    chosen = chosen[chosen["period"].isin((0, _PERIOD))]
+    took = chosen.groupby(["workload", "optimizer", "repeat"])["ms"].sum().groupby(["workload", "optimizer"]).mean()
+    phrases = [
+        f"{took[name, 'kaisa']:.1f} and {took[name, 'mkor']:.1f} ms ({style.workload_name(name)})"
+        for name in names
+        if (name, "kaisa") in took.index and (name, "mkor") in took.index
+    ]
+    return f"The optimizer's part of a step, KFAC and MKOR: {', '.join(phrases)}" if phrases else ""
 
 
 def _notes(shown: pd.DataFrame, base_name: str) -> list[str]:

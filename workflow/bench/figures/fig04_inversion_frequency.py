@@ -54,7 +54,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     labels = {name.lower() for name in paper["optimizer"]}
     steps: list[str] = []
     for (upper, lower), (workload, (experiment, model)) in zip(axes.T, shown.items(), strict=True):
-        upper.set_title(style.workload_name(workload))
+        runs_of = results.runs(experiment)
+        upper.set_title(style.data_title(runs_of) if len(runs_of) else style.workload_name(workload))
         _draw_times(upper, times[times["workload"] == workload], paper[paper["model"] == model])
         labels |= set(times.loc[times["workload"] == workload, "optimizer"])
         try:
@@ -84,7 +85,29 @@ def make(results: Results, folder: Path) -> list[Path]:
     absent += [experiment for experiment, frame in metrics.items() if frame.empty]
     runs = pd.concat([results.runs(experiment) for experiment in EXPERIMENTS], ignore_index=True)
     text = page.caption(results, runs, notes=notes, absent=absent)
-    return page.save(figure, folder, "fig04_inversion_frequency", legend=[*legend, page.bar_entry(), dot], caption=text)
+    entries = [*legend, page.bar_entry(), dot]
+    texts: page.Texts = {
+        "caption": text,
+        "message": _message(times),
+        "reading": "Hollow: as published, on the paper's GPUs.",
+    }
+    return page.save(figure, folder, "fig04_inversion_frequency", legend=entries, **texts)
+
+
+def _message(times: pd.DataFrame) -> str:
+    """Return the title: how much longer an iteration takes at period 1 than at the longest, of KFAC and of MKOR."""
+    mean = times.groupby(["optimizer", "workload", "inverse_update_period"])["iteration_ms"].mean()
+    phrases = []
+    for label in ("kaisa", "mkor"):
+        if label not in mean.index:
+            continue
+        by_workload = mean[label].unstack()
+        ratios = (by_workload[by_workload.columns.min()] / by_workload[by_workload.columns.max()]).dropna()
+        if len(ratios):
+            low, high = f"{ratios.min():.1f}", f"{ratios.max():.1f}"
+            name = style.style_of(label).name.partition(" (")[0]
+            phrases.append(f"{name}'s {low if low == high else f'{low} to {high}'} times")
+    return f"Updating in every step makes an iteration longer: {', '.join(phrases)}" if phrases else ""
 
 
 def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:

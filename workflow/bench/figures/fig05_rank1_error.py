@@ -68,7 +68,20 @@ def make(results: Results, folder: Path) -> list[Path]:
         "quartiles, whiskers reach the extremes"
     )
     text = caption(results, rows, note)
-    return page.save(figure, folder, "fig05_rank1_error", legend=legend, caption=text, columns=2)
+    reading = "Every layer, iteration and seed is a dot; an error of 1 is that of the zero matrix."
+    texts: page.Texts = {"caption": text, "message": message(rows), "reading": reading}
+    return page.save(figure, folder, "fig05_rank1_error", legend=legend, columns=2, **texts)
+
+
+def message(rows: pd.DataFrame) -> str:
+    """Return the title: the median error of MKOR's mean vector and of the best rank-1 matrix, by side."""
+    medians = rows.groupby(["side", "approximation"])["error"].median()
+    phrases = [
+        f"{medians[side, 'mean']:.2f} for {name} ({medians[side, 'best']:.2f} at best)"
+        for side, name in SIDES.items()
+        if (side, "mean") in medians.index and (side, "best") in medians.index
+    ]
+    return f"Median error of MKOR's rank-1 matrix: {', '.join(phrases)}" if phrases else ""
 
 
 def caption(results: Results, rows: pd.DataFrame, note: str) -> str:

@@ -1,17 +1,21 @@
-"""Figure 6: validation accuracy over epochs and time, and each optimizer's epochs and time to the target."""
+"""Figure 6: validation accuracy over epochs and time, and what the target takes against the base optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis.estimates import median_minimum, paired_ratio
 from workflow.bench.analysis.step_times import StepTimes, timed
 from workflow.bench.analysis.time_to_target import to_target
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -22,15 +26,17 @@ PROBES = ("step_time",)
 PUBLISHED = ("resnet50_imagenet",)
 
 EXPERIMENT: Final = "resnet50_imagenet"
+CURVES: Final = ("sgd", "kaisa", "mkor", "mkor_normalized")
+"""The labels that have a curve; the others have a row below, and would hide these."""
+PAPER: Final = ("sgd", "kaisa", "mkor")
+"""The labels in whose rows the paper's numbers stand, those of its optimizers of these names."""
 _WITH_TARGET: Final = (
-    "Middle: where the smoothed accuracy crosses the target; dots are runs, the marker is their mean, or their median "
-    "if one never reached it and counts as infinitely long"
+    "Below: epochs and time at which the smoothed accuracy crosses the target, over those of the base optimizer, "
+    "paired by seed; dots are runs, the marker is their median, or with many runs the estimate with its interval; a "
+    "run that never reached it counts as infinitely long"
 )
-_WITHOUT_TARGET: Final = "Middle: empty, since the runs have no target on the validation accuracy"
-_BELOW: Final = (
-    "Below, on separate axes, the paper's ResNet-50 on ImageNet; what is validation accuracy here is test accuracy "
-    "there"
-)
+_WITHOUT_TARGET: Final = "Below: empty, since the runs have no target on the validation accuracy"
+_BELOW: Final = "hollow: the paper's ResNet-50 on ImageNet on 64 GPUs, to a test accuracy of {target}, over its SGD"
 
 
 class _Column(NamedTuple):
@@ -39,28 +45,26 @@ class _Column(NamedTuple):
     x: str
     scale: float  # steps per epoch, or seconds per unit of time
     quantity: Literal["steps", "seconds"]
-    names: tuple[str, str, str]  # of the axes from top to bottom
-    published: pd.Series
+    names: tuple[str, str]  # of the upper and the lower axis
+    published: pd.Series  # by the paper's optimizer, in lower case
 
 
-def _columns(accuracies: pd.DataFrame, paper: pd.DataFrame) -> tuple[_Column, _Column]:
+def _columns(accuracies: pd.DataFrame, paper: pd.DataFrame, base: str) -> tuple[_Column, _Column]:
     """Return the column over epochs and the column over training time."""
     later = accuracies[accuracies["step"] > 0]
     per_epoch = float((later["step"] / later["epoch"]).median()) if len(later) else 1.0
     length, unit = panels.time_scale(accuracies)
-    published_length, published_unit = style.time_unit(float(paper["time_to_target_s"].max()))
-    target = f"{paper['target_top1'].iloc[0]:g} %"
-    epochs = ("epoch", "epochs to the target", f"published: epochs to {target}")
-    time = f"training time ({unit})", f"training time to the target ({unit})"
-    hours = paper["time_to_target_s"] / published_length
+    name = style.style_of(base).name
+    epochs = ("epoch", f"epochs to the target, {name}: 1")
+    time = (f"training time ({unit})", f"time to the target, {name}: 1")
     return (
         _Column("step", per_epoch, "steps", epochs, paper["epochs_to_target"]),
-        _Column("train_seconds", length, "seconds", (*time, f"published: time to {target} ({published_unit})"), hours),
+        _Column("train_seconds", length, "seconds", time, paper["time_to_target_s"]),
     )
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw validation accuracy over epochs and time, every label's epochs and time to the target, and published ones.
+    """Draw validation accuracy over epochs and time, and each label's epochs and time to the target over the base's.
 
     Raises:
         NoDataError: no run has a validation accuracy.
@@ -71,37 +75,51 @@ def make(results: Results, folder: Path) -> list[Path]:
     if accuracies.empty:
         raise NoDataError(f"no validation accuracy in {results.root / f'{EXPERIMENT}.csv'}: run {EXPERIMENT} first.")
     labels = style.in_order(accuracies["optimizer"])
+    base = forest.base_of(runs) or labels[0]
     goals = panels.targets(runs, "validation", "accuracy")
     aimed = runs if goals else runs[:0]  # a target on another metric, the loss, is no crossing of these curves
     paper = published("resnet50_imagenet")
-    paper = paper.set_index(paper["optimizer"].str.lower()).loc[style.in_order(paper["optimizer"].str.lower())]
-    heights = (1.75, 0.17 * len(labels) + 0.15, 0.17 * len(paper) + 0.15)
-    figure, axes = style.new_figure(3, 2, height=sum(heights) + 1.3, height_ratios=heights)
-    for (upper, middle, lower), column in zip(axes.T, _columns(accuracies, paper), strict=True):
-        _draw_accuracies(upper, accuracies, column, goals)
+    by_name = paper.set_index(paper["optimizer"].str.lower())
+    drawn = accuracies[accuracies["optimizer"].isin({*CURVES, base})]
+    rows = 0.17 * len(labels) + 0.15
+    figure, axes = style.new_figure(2, 2, height=2.5 + rows, height_ratios=(1.75, rows))
+    ratios: dict[Literal["steps", "seconds"], dict[str, float]] = {}
+    for (upper, lower), column in zip(axes.T, _columns(accuracies, by_name, base), strict=True):
+        _draw_accuracies(upper, drawn, column, goals)
         took = {label: to_target(aimed[aimed["optimizer"] == label], column.quantity) for label in labels}
-        panels.draw_times_to_target(middle, took, column.scale)
-        middle.set_xlim(upper.get_xlim())  # so that a marker stands below the point at which its curve crosses
-        _draw_published(lower, column.published)
-        for panel, name in zip((upper, middle, lower), column.names, strict=True):
+        ratios[column.quantity] = _draw_ratios(lower, took, base, column.published)
+        for panel, name in zip((upper, lower), column.names, strict=True):
             panel.set_xlabel(name)
-    names = [style.style_of(label).name for label in labels], [*map(style.paper_name, paper["optimizer"])]
-    for (left, right), of_row in zip(axes[1:], names, strict=True):
-        panels.name_rows(left, of_row)
-        panels.name_rows(right, [""] * len(of_row))
+    forest.name_rows(axes[1, 0], [style.style_of(label).name for label in labels])
+    forest.name_rows(axes[1, 1], [""] * len(labels))
     axes[0, 1].tick_params(labelleft=False)
     axes[0, 0].set_ylabel("validation accuracy (%)")
-    legend = panels.curve_entries([accuracies])
+    legend = panels.curve_entries([drawn])
     if goals:
         legend.append(panels.target_entry(f"target: {', '.join(f'{100 * goal:g}' for goal in goals)} %"))
-    legend.append(page.published_entry("published (ImageNet, 64 GPUs)"))
-    notes = [_WITH_TARGET if goals else _WITHOUT_TARGET, measured.note(style.workload_name), _BELOW]
+    legend.append(page.published_entry("published (ImageNet)"))
+    at = f"{paper['target_top1'].iloc[0]:g} %"
+    notes = [_WITH_TARGET if goals else _WITHOUT_TARGET, measured.note(style.workload_name), _BELOW.format(target=at)]
     text = page.caption(results, runs, notes=notes)
-    return page.save(figure, folder, "fig06_resnet50_accuracy", legend=legend, caption=text)
+    reading = "Below: left of 1 is faster; dots are runs, hollow the paper's ratio."
+    title = _message(runs, ratios, base)
+    return page.save(
+        figure, folder, "fig06_resnet50_accuracy", legend=legend, caption=text, message=title, reading=reading
+    )
+
+
+def _message(runs: pd.DataFrame, ratios: Mapping[Literal["steps", "seconds"], Mapping[str, float]], base: str) -> str:
+    """Return the title: MKOR's epochs and time to the target over those of the base; empty without them."""
+    shown = [by_label.get("mkor", math.nan) for by_label in ratios.values()]
+    if not all(map(math.isfinite, shown)):
+        return ""
+    epochs, seconds = (f"{ratio:.2f}" for ratio in shown)
+    start = f"{style.data_title(runs)}: MKOR reaches the target in"
+    return f"{start} {epochs} times {style.style_of(base).name}'s epochs and {seconds} times its time"
 
 
 def _draw_accuracies(axes: Axes, accuracies: pd.DataFrame, column: _Column, goals: Sequence[float]) -> None:
-    """Draw the curves of all labels, and the targets, on an axis in per cent that holds all of them."""
+    """Draw the curves of the labels, and the targets, on an axis in per cent that holds all of them."""
     values = accuracies["value"].astype(float)
     values = values[np.isfinite(values)]
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
@@ -113,9 +131,33 @@ def _draw_accuracies(axes: Axes, accuracies: pd.DataFrame, column: _Column, goal
     axes.set_xlim(-0.02 * end, 1.02 * end)
 
 
-def _draw_published(axes: Axes, values: pd.Series) -> None:
-    """Draw one row per method of the paper, hollow, on an axis with the paper's own scale."""
-    for row, value in enumerate(values):
-        axes.plot(value, row, marker="o", color=style.GUIDE, markerfacecolor="none", markersize=5)
-        panels.annotate(axes, f"{value:.3g}", (value, row), "data", xytext=(6, 0), fontsize=7)
-    axes.set_xlim(0, 1.25 * max(values))
+def _draw_ratios(
+    axes: Axes, took: Mapping[str, Mapping[int, float]], base: str, published_values: pd.Series
+) -> dict[str, float]:
+    """Draw a row per label: what it took to the target over what the base took, by seed; return the drawn values.
+
+    Hollow: the same ratio of the paper's numbers. To the right stands how many runs reached the target, if not all.
+    """
+    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.set_xscale("log")
+    drawn = {}
+    for row, (label, times) in enumerate(took.items()):
+        reached = [value for value in times.values() if math.isfinite(value)]
+        if len(reached) < len(times):
+            forest.write_beside(axes, row, f"{len(reached)} of {len(times)}", "reached")
+        by_seed = {seed: times[seed] / took[base][seed] for seed in times if took[base].get(seed, 0) > 0}
+        finite = [ratio for ratio in by_seed.values() if math.isfinite(ratio) and ratio > 0]
+        ratio = paired_ratio(times, took[base])
+        if label == base and reached:
+            axes.plot(1, row, marker=style.style_of(base).marker, color=style.style_of(base).color, markersize=5)
+        elif ratio is not None and math.isfinite(median(by_seed.values())):
+            forest.draw_estimate(axes, ratio, row, label, runs=list(by_seed.values()))
+            drawn[label] = ratio.value if ratio.n >= median_minimum() else median(by_seed.values())
+        if label != base:
+            forest.draw_runs(axes, finite, row, label)
+        if label != base and label in PAPER and base in published_values:
+            hollow = published_values[label] / published_values[base]
+            axes.plot(hollow, row - 0.22, marker="o", color=style.GUIDE, markerfacecolor="none", markersize=4)
+    low, high = axes.get_xlim()
+    panels.fixed_ticks(axes.xaxis, [tick for tick in (0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5) if low < tick < high])
+    return drawn

@@ -16,6 +16,7 @@ _PANEL: Final = (190.0, 129.0)  # width and height
 _SIDE: Final = 60.0  # of a Fisher matrix
 _BLOCKS: Final = (0.25, 0.4, 0.35)  # shares of the layers in the side of a Fisher matrix
 
+MESSAGE: Final = "Four approximations of the Fisher matrix: MKOR alone updates inverses and inverts nothing"
 CAPTION: Final = (
     "A diagram of the methods' equations, without data. F: the Fisher matrix of all p parameters. A layer has d "
     "inputs, d outputs, and n rows of inputs X and of gradients G. A, C: their second moments; a, g: their means; U: "
@@ -37,7 +38,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         write(axes, left, top - 100, formula, ha="left")
         remark(axes, left, top - 118, cost, ha="left")
         draw(axes, left, top)
-    return save(figure, folder, "fig07_approximations", legend=[], caption=CAPTION)
+    return save(figure, folder, "fig07_approximations", legend=[], caption=CAPTION, message=MESSAGE)
 
 
 def _block(axes: Axes, left: float, top: float, name: str) -> float:

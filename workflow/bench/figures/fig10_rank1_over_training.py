@@ -52,4 +52,20 @@ def make(results: Results, folder: Path) -> list[Path]:
     if rows["seed"].nunique() > 1:
         legend.append(page.guide_entry("mean of one seed", linewidth=0.5))
     text = caption(results, rows, "relative Frobenius error; lines: mean over layers and seeds")
-    return page.save(figure, folder, "fig10_rank1_over_training", legend=legend, caption=text, columns=2)
+    texts: page.Texts = {
+        "caption": text,
+        "message": _message(rows),
+        "reading": "Lines: mean over layers and seeds; 1: no better than nothing.",
+    }
+    return page.save(figure, folder, "fig10_rank1_over_training", legend=legend, columns=2, **texts)
+
+
+def _message(rows: pd.DataFrame) -> str:
+    """Return the title: the mean error of MKOR's mean vector at the first and the last iteration, by side."""
+    means = rows[rows["approximation"] == "mean"].groupby(["side", "step"])["error"].mean()
+    phrases = []
+    for side, name in SIDES.items():
+        if side in means.index:
+            by_step = means[side]
+            phrases.append(f"from {by_step.iloc[0]:.2f} to {by_step.iloc[-1]:.2f} ({name})")
+    return f"Over training the error of MKOR's rank-1 matrix goes {', '.join(phrases)}" if phrases else ""

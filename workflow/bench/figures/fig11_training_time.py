@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from workflow.bench.analysis.estimates import Estimate, paired_ratio
 from workflow.bench.analysis.step_times import StepTimes, Timed, timed
 from workflow.bench.analysis.time_to_target import budgets, too_short
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -35,6 +36,8 @@ IN_THE_PAPER: Final = {
 RIVALS: Final = {"sgd": "SGD", "kaisa": "KAISA", "hylo": "HyLo-KIS"}
 """Labels of the rivals, and their names in the paper's table of training speedups."""
 CONTENDERS: Final = ("mkor", "mkor_released")
+MARKED: Final = ("sgd", "mkor")
+"""Labels whose runs are thin lines; those of more would hide the curves."""
 NARROWEST: Final = (0.4, 2.6)
 WIDEST: Final = (0.1, 20.0)
 """The limits of the axis of ratios lie between these two."""
@@ -79,15 +82,13 @@ def caption(results: Results, experiments: Mapping[str, Timed], notes: Sequence[
 
 
 def begin_panel(axes: Axes, name: str, experiment: Timed, quantity: str) -> str:
-    """Set a panel's title: the model and the data of the runs, not those of the paper, in lines of the panel's width.
+    """Set a panel's title: the data and the model of the runs, not those of the paper, in lines of the panel's width.
 
     A panel without values of ``quantity`` gives the reason, which is returned; an empty text if there are values.
     """
     runs, place = experiment.runs, axes.get_subplotspec()
     width = 78 // (place.get_gridspec().ncols if place is not None else 1)
-    data = runs["dataset"].dropna()
-    lines = textwrap.wrap(str(data.iloc[0]), width) if len(data) else []
-    axes.set_title("\n".join([style.workload_name(str(runs["workload"].iloc[0])), *lines]), fontsize=7)
+    axes.set_title("\n".join(textwrap.wrap(style.data_title(runs), width)), fontsize=7)
     if not experiment.metrics.empty:
         return ""
     reasons = runs.loc[~runs["status"].isin(ENDED), "reason"].dropna()
@@ -180,27 +181,74 @@ def make(results: Results, folder: Path) -> list[Path]:
     paper = published("training_speedups")
     figure, axes = style.new_figure(2, len(losses), height=3.9, height_ratios=(1.4, 1))
     limits = _limits([contest for by_pair in measured.values() for contest in by_pair.values()])
+    without: list[str] = []
     for (upper, lower), (name, experiment) in zip(axes.T, losses.items(), strict=True):
         if not begin_panel(upper, name, experiment, "training loss"):
             length, unit = panels.time_scale(experiment.metrics)
-            panels.draw_losses(upper, experiment.metrics, x="train_seconds", scale=length)
+            panels.draw_losses(upper, experiment.metrics, x="train_seconds", scale=length, marked=MARKED)
             upper.set_xlabel(f"training time ({unit})")
+            if rising := _rising(experiment.metrics):
+                panels.annotate(upper, f"{rising}\nends above its start", (0.03, 0.04), va="bottom", color=style.SOFT)
+        if not any(contest.by_seed for contest in measured[name].values()):
+            without.append(style.data_title(experiment.runs))
+            lower.remove()
+            continue
         speedups = paper[paper["experiment"] == IN_THE_PAPER[name]].set_index("baseline")["speedup"]
         _draw_contests(lower, measured[name], speedups)
-        lower.set_ylim(len(RIVALS) - 0.5, -0.5)
-        lower.grid(axis="y", visible=False)
-        lower.set_xscale("log")
-        lower.set_xlim(limits)
-        ticks = [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
-        panels.fixed_ticks(lower.xaxis, ticks)
-        names = [style.style_of(label).name for label in RIVALS] if lower is axes[1, 0] else [""] * len(RIVALS)
-        lower.set_yticks(range(len(RIVALS)), names, fontsize=7)
+        _finish(lower, limits)
     axes[0, 0].set_ylabel("training loss")
-    axes[1, (len(losses) - 1) // 2].set_xlabel("rival's time ÷ MKOR's time to equal training accuracy")
-    legend = panels.curve_entries([experiment.metrics for experiment in losses.values()])
-    legend.append(page.published_entry("published (paper's models and GPUs)"))
-    text = caption(results, losses, [_NOTES[0], _level_note(losses), _NOTES[1]])
-    return page.save(figure, folder, "fig11_training_time", legend=legend, caption=text)
+    _name_rows([panel for panel in axes[1] if panel.figure is not None])
+    legend = panels.curve_entries([experiment.metrics for experiment in losses.values()], MARKED)
+    if len(without) < len(losses):
+        legend.append(page.published_entry("published (paper's models and GPUs)"))
+    notes = [_NOTES[0], _level_note(losses), _NOTES[1]]
+    notes += [f"no pair of runs that both reached equal training accuracy: {', '.join(without)}"] if without else []
+    texts: page.Texts = {
+        "caption": caption(results, losses, notes),
+        "message": _message(measured, losses),
+        "reading": "Below: right of 1 MKOR is faster. Thin lines: runs of SGD and MKOR.",
+    }
+    return page.save(figure, folder, "fig11_training_time", legend=legend, **texts)
+
+
+def _finish(axes: Axes, limits: tuple[float, float]) -> None:
+    """Set the axes of a panel of contests."""
+    axes.set_ylim(len(RIVALS) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    axes.set_xscale("log")
+    axes.set_xlim(limits)
+    ticks = [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
+    panels.fixed_ticks(axes.xaxis, ticks)
+
+
+def _name_rows(axes: Sequence[Axes]) -> None:
+    """Name the rivals at the left of the first panel of contests, and the quantity below the one in the middle."""
+    for panel in axes:
+        names = [style.style_of(label).name for label in RIVALS] if panel is axes[0] else [""] * len(RIVALS)
+        panel.set_yticks(range(len(RIVALS)), names, fontsize=7)
+    if axes:
+        axes[(len(axes) - 1) // 2].set_xlabel("rival's time ÷ MKOR's\nto equal training accuracy")
+
+
+def _rising(losses: pd.DataFrame) -> str:
+    """Return the names of the MKOR labels whose training loss ends above its first value, medians over seeds."""
+    ordered = losses.sort_values("step").groupby(["optimizer", "run"])["value"]
+    rise = (ordered.last() - ordered.first()).groupby("optimizer").median()
+    return ", ".join(style.style_of(label).name for label in CONTENDERS if rise.get(label, 0.0) > 0)
+
+
+def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], experiments: Mapping[str, Timed]) -> str:
+    """Return the title: SGD's time over MKOR's by workload, or which of the two never got there."""
+    phrases = []
+    for name, by_pair in measured.items():
+        contest = by_pair.get(("sgd", "mkor"))
+        if contest is None:
+            continue
+        model = style.workload_name(str(experiments[name].runs["workload"].iloc[0]))
+        finite = contest.ratio is not None and 0 < contest.ratio.value < math.inf
+        never = "MKOR never there" if contest.contender_never else "SGD never there"
+        phrases.append(f"{model} {contest.ratio.value:.2f}" if finite and contest.ratio else f"{model}: {never}")
+    return f"SGD's time over MKOR's to equal training accuracy: {'; '.join(phrases)}" if phrases else ""
 
 
 def _level_note(experiments: Mapping[str, Timed]) -> str:
@@ -231,17 +279,15 @@ def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], s
             ratio = met[label].ratio if label in met else None
             if ratio and 0 < ratio.value < math.inf:
                 height = row - (0.02 if len(labels) == 1 else 0.12 - 0.22 * place)
-                panels.draw_runs(axes, met[label].by_seed, height, label, below=0.09)
+                forest.draw_runs(axes, met[label].by_seed, height, label, below=0.09)
                 # Of two or three runs with one that never arrived, dots say more than a marker without an interval.
                 if ratio.interval_method != "none" or ratio.n == 1:
-                    panels.draw_estimate(axes, ratio, height, label, runs=met[label].by_seed)
+                    forest.draw_estimate(axes, ratio, height, label, runs=met[label].by_seed)
         if any(contest.rival_never or contest.contender_never for contest in met.values()):
             of_rival = sorted({f"{contest.seeds - contest.rival_never}/{contest.seeds}" for contest in met.values()})
             of_mkor = [f"{contest.seeds - contest.contender_never}/{contest.seeds}" for contest in met.values()]
             reached = f"rival {', '.join(of_rival)}\nMKOR {', '.join(of_mkor)}"
-            panels.write_beside(axes, row, reached, "reached")
-    if not by_pair:
-        panels.explain_empty(axes, "no pair measured", width=24)
+            forest.write_beside(axes, row, reached, "reached")
 
 
 def _limits(measured: Sequence[TimeContest]) -> tuple[float, float]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from workflow.bench.analysis.step_times import Timed
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures.fig11_training_time import begin_panel, caption, read
+from workflow.bench.figures.fig11_training_time import MARKED, begin_panel, caption, read
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("alexnet_cifar100", "bert_imdb", "bert_base_squad")
@@ -30,19 +33,35 @@ def make(results: Results, folder: Path) -> list[Path]:
             continue
         length, unit = panels.time_scale(experiment.metrics)
         for panel, x, scale in ((upper, "train_seconds", length), (lower, "step", 1.0)):
-            panel.set_ylim(-0.02, 1.02)
-            panels.percent_axis(panel.yaxis)
-            panels.draw_curves(panel, experiment.metrics, x=x, scale=scale, rising=True, goals=goals[name])
+            panels.accuracy_axis(panel.yaxis, experiment.metrics["value"])
+            look: dict[str, Any] = {"rising": True, "marked": MARKED, "goals": goals[name]}
+            panels.draw_curves(panel, experiment.metrics, x=x, scale=scale, **look)
         upper.set_xlabel(f"training time ({unit})")
         lower.set_xlabel("iteration")
     for panel in axes[:, 0]:
         panel.set_ylabel("training accuracy (%)")
-    legend = panels.curve_entries([experiment.metrics for experiment in experiments.values()])
+    legend = panels.curve_entries([experiment.metrics for experiment in experiments.values()], MARKED)
     if any(goals.values()):
         legend.append(panels.target_entry())
     note = (
-        "Accuracy on a fixed part of the training data, in evaluation mode, on one scale from 0 to 100 %; for "
-        "questions, the share of answers with both ends right"
+        "Accuracy on a fixed part of the training data, in evaluation mode, on an axis on which 90, 99 and 99.9 % are "
+        "equally far apart; for questions, the share of answers with both ends right"
     )
-    text = caption(results, experiments, [note])
-    return page.save(figure, folder, "fig12_training_accuracy", legend=legend, caption=text)
+    texts: page.Texts = {
+        "caption": caption(results, experiments, [note]),
+        "message": _message(experiments),
+        "reading": "The axis stretches towards 100 %. Thin lines: runs of SGD and MKOR.",
+    }
+    return page.save(figure, folder, "fig12_training_accuracy", legend=legend, **texts)
+
+
+def _message(experiments: Mapping[str, Timed]) -> str:
+    """Return the title: the last training accuracy of MKOR and of SGD by workload, medians over seeds."""
+    phrases = []
+    for experiment in experiments.values():
+        rows = experiment.metrics.sort_values("step").groupby(["optimizer", "run"])["value"].last()
+        last = rows.groupby("optimizer").median()
+        if {"mkor", "sgd"} <= {*last.index}:
+            model = style.workload_name(str(experiment.runs["workload"].iloc[0]))
+            phrases.append(f"{model} {100 * last['mkor']:.3g} and {100 * last['sgd']:.3g}")
+    return f"Training accuracy (%) at the end, MKOR and SGD: {'; '.join(phrases)}" if phrases else ""

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
+from typing import Final
 
+import pandas as pd
+
+from workflow.bench.analysis.wording import signed
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("update_rules",)
+
+RULES: Final = {"mkor": "exact rule", "mkor_released": "released rule", "mkor_published": "published rule"}
+"""Labels of the rules, and their names in the title."""
+CURVES: Final = (*RULES, "kaisa")
+"""The labels that have a curve beside the base optimizer's; the others have a row below, and would hide these."""
+_NOTES: Final = (
+    "Above: the base optimizer, KFAC and the three rules; on a logarithmic axis the statistics over seeds are those of "
+    "logarithms",
+    "below: final loss against the base optimizer's at equal iterations, paired by seed, with its interval; dots are "
+    "seeds, a triangle at an edge is a seed beyond it, and left of 0 is better than the base optimizer",
+)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -24,28 +41,44 @@ def make(results: Results, folder: Path) -> list[Path]:
     if losses.empty:
         raise NoDataError(f"no validation loss in {results.root / 'update_rules.csv'}: run update_rules first.")
     workloads = sorted(losses["workload"].unique())
-    bases = {workload: panels.base_of(runs[runs["workload"] == workload]) for workload in workloads}
-    # The same rows in all panels, so that their names stand once; a workload without one of them has an empty row.
+    of_workload = {workload: runs[runs["workload"] == workload] for workload in workloads}
+    bases = {workload: forest.base_of(rows) for workload, rows in of_workload.items()}
+    shown = losses[losses["optimizer"].isin([*CURVES, *filter(None, bases.values())])]
+    # The same rows in all panels, so that their names stand once.
     labels = [label for label in style.in_order(losses["optimizer"]) if label not in bases.values()]
-    figure, axes = style.new_figure(2, len(workloads), height=4.2, height_ratios=(1.5, 1))
+    figure, axes = style.new_figure(2, len(workloads), height=4.0, height_ratios=(1.4, 1))
+    compared = {workload: panels.losses_to_compare(metrics[metrics["workload"] == workload]) for workload in workloads}
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
-        upper.set_title(style.workload_name(workload))
-        panels.draw_losses(upper, losses[losses["workload"] == workload], x="step", scale=1.0)
+        upper.set_title(style.data_title(of_workload[workload], width=16))
+        panels.draw_losses(upper, shown[shown["workload"] == workload], x="step", scale=1.0)
         upper.set_xlabel("iteration")
-        of_workload = panels.losses_to_compare(metrics[metrics["workload"] == workload])
-        most_ticks = 5 if len(workloads) < 3 else 3
-        panels.draw_differences(lower, of_workload, bases[workload], labels, most_ticks=most_ticks)
-        lower.tick_params(axis="x", labelsize=7)
-        lower.set_xlabel(lower.get_xlabel().replace(", iteration", ",\niteration"))
-    names = [[text.get_text() for text in panel.get_yticklabels()] for panel in axes[1]]
-    for panel, (in_left, in_panel) in zip(axes[1, 1:], pairwise(names), strict=True):
-        if in_panel == in_left:
-            panel.set_yticklabels([])
+        forest.draw_differences(lower, compared[workload], bases[workload], labels)
+        if lower is not axes[1, 0]:
+            lower.set_yticklabels([])
     axes[0, 0].set_ylabel("validation loss")
-    note = (
-        "Below: difference of the final loss at equal iterations, paired by seed, with its interval; dots are seeds, "
-        "and left of 0 is better than the base optimizer. On a logarithmic axis the statistics over seeds are those of "
-        "logarithms"
-    )
-    text = page.caption(results, runs, notes=[note])
-    return page.save(figure, folder, "fig13_update_rules", legend=panels.curve_entries([losses]), caption=text)
+    texts: page.Texts = {
+        "caption": page.caption(results, runs, notes=_NOTES),
+        "message": message(compared, of_workload),
+        "reading": "Below: dots are seeds; left of 0 is better than the base optimizer.",
+    }
+    return page.save(figure, folder, "fig13_update_rules", legend=panels.curve_entries([shown]), **texts)
+
+
+def message(losses: Mapping[str, pd.DataFrame], runs: Mapping[str, pd.DataFrame]) -> str:
+    """Return the title: each rule's final loss against the base's, on the workload that has most of the rules and runs.
+
+    The losses and runs are those of each workload. Without a rule, or a base to compare with, the title is empty.
+    """
+    found: list[tuple[int, int, str]] = []
+    for workload, rows in losses.items():
+        base = forest.base_of(runs[workload])
+        try:
+            changes, _ = forest.final_changes(rows, base)
+        except NoDataError:
+            continue
+        rules = {label: changes[label] for label in RULES if changes.get(label)}
+        shares = [f"{RULES[label]} {signed(median(values))}" for label, values in rules.items()]
+        against = f"{style.data_title(runs[workload])}: final loss against {style.style_of(str(base)).name}'s"
+        found.append((len(rules), sum(map(len, rules.values())), f"{against}, MKOR's {', '.join(shares)}"))
+    rules_of_most, _, text = max(found, default=(0, 0, ""))
+    return text if rules_of_most else ""

@@ -73,7 +73,21 @@ def make(results: Results, folder: Path) -> list[Path]:
     if once := _timed_once(rows):
         notes.append(f"timed only once, because slow: {once}")
     text = page.footer(results, rows, notes=notes)
-    return page.save(figure, folder, "fig14_cost_scaling", legend=legend, caption=text, columns=2)
+    reading = "Right of the curves: exponent of the power of the width fitted to each."
+    texts: page.Texts = {"caption": text, "message": _message(rows), "reading": reading}
+    return page.save(figure, folder, "fig14_cost_scaling", legend=legend, columns=2, **texts)
+
+
+def _message(rows: pd.DataFrame) -> str:
+    """Return the title: the exponents of a factor update of KFAC and MKOR, and the ratio at the largest width."""
+    updates = rows[rows["part"] == "factor"]
+    by_label = {label: updates[updates["optimizer"] == label] for label in ("kaisa", "mkor")}
+    if any(of_label.empty for of_label in by_label.values()):
+        return ""
+    means = {label: mean_by_width(of_label) for label, of_label in by_label.items()}
+    width = min(int(mean.index[-1]) for mean in means.values())
+    ratio = means["kaisa"][width] / means["mkor"][width]
+    return f"At width {width:,} a factor update of KFAC takes {ratio:,.0f} times as long as MKOR's"
 
 
 def _timed_once(rows: pd.DataFrame) -> str:

@@ -93,4 +93,17 @@ def make(results: Results, folder: Path) -> list[Path]:
     if without:
         notes.append(f"not in Table 1: {', '.join(style.style_of(label).name for label in without)}")
     text = page.footer(results, rows, notes=notes)
-    return page.save(figure, folder, "fig15_communication", legend=legend, caption=text, columns=2)
+    reading = "Filled: counted; smaller markers lie on larger ones of methods that send the same."
+    texts: page.Texts = {"caption": text, "message": _message(at_workers), "reading": reading}
+    return page.save(figure, folder, "fig15_communication", legend=legend, columns=2, **texts)
+
+
+def _message(sent: pd.DataFrame) -> str:
+    """Return the title: how many times as many bytes KFAC sends as MKOR at the largest width."""
+    widest = sent[sent["dimension"] == sent["dimension"].max()].set_index("optimizer")["bytes"]
+    if not {"kaisa", "mkor"} <= {*widest.index} or not widest["mkor"]:
+        return ""
+    ratio = widest["kaisa"] / widest["mkor"]
+    return (
+        f"At width {sent['dimension'].max():,g} KFAC sends {ratio:,.0f} times as many bytes as MKOR in a factor update"
+    )

@@ -19,8 +19,8 @@ from matplotlib.patches import Patch
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_level
 from workflow.bench.analysis.machines import TargetTime
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -35,6 +35,10 @@ MODELS: Final = {
 }
 """Columns of the figure: the model of its step times, and experiment and workloads of its times to target."""
 _SHOWN: Final = {(experiment, workload) for _, experiment, workloads in MODELS.values() for workload in workloads}
+BASES: Final = ("sgd", "lamb")
+"""The labels of base optimizers; a model is timed with one of them."""
+_NAMED: Final = ("kaisa", "mkor")
+"""The labels whose step the title compares with the base's."""
 _PERIOD: Final = 10
 _ROW: Final = 0.125  # inches per bar
 _NAME_WIDTH: Final = 24  # letters of a line of a machine's name
@@ -102,7 +106,7 @@ def _draw(axes: Axes, bars: Sequence[RatioBar], rows: HardwareRows) -> None:
         place = rows.places[bar.machine, bar.label]
         _draw_bar(axes, bar, place, scale, end)
         if bar.remark:
-            panels.write_beside(axes, place, bar.remark, "reached")
+            forest.write_beside(axes, place, bar.remark, "reached")
     machines = {bar.machine for bar in bars}
     for name in dict.fromkeys(machine for machine, _ in rows.places):
         if name not in machines:
@@ -115,12 +119,7 @@ def _draw(axes: Axes, bars: Sequence[RatioBar], rows: HardwareRows) -> None:
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.locator_params(axis="x", nbins=4)
-    if bars:
-        axes.set_xlabel(unit)
-    elif rows.places:
-        axes.set_xticks([])
-    else:
-        panels.explain_empty(axes, "no data")
+    axes.set_xlabel(unit)
 
 
 def _name_rows(axes: Axes, rows: HardwareRows) -> None:
@@ -192,8 +191,32 @@ def make(results: Results, folder: Path) -> list[Path]:
             runs = runs[[pair in _SHOWN for pair in zip(runs["experiment"], runs["workload"], strict=True)]]
         absent = [name for name in EXPERIMENTS if own.runs(name).empty]
         absent += [f"probe {name}" for name in PROBES if not (own.root / "probes" / f"{name}.csv").exists()]
-    text = page.caption(results, runs, notes=notes, absent=absent)
-    return page.save(figure, folder, "fig16_hardware", legend=_entries(shown), caption=text, columns=4)
+    texts: page.Texts = {
+        "caption": page.caption(results, runs, notes=notes, absent=absent),
+        "message": _message([bars for bars, _ in columns.values()], len(machines)),
+        "reading": "Above: a step with a refresh in ten; below: time to the target.",
+    }
+    return page.save(figure, folder, "fig16_hardware", legend=_entries(shown), columns=4, **texts)
+
+
+def _message(steps: Sequence[Sequence[RatioBar]], machines: int) -> str:
+    """Return the title: the step of KFAC and of MKOR over the base optimizer's, from least to most over all bars."""
+    ratios: dict[str, list[float]] = {}
+    for bars in steps:
+        took = {(bar.machine, bar.label): bar.took.value for bar in bars}
+        for (machine, label), seconds in took.items():
+            base = next((took[machine, name] for name in BASES if (machine, name) in took), math.nan)
+            if label in _NAMED and math.isfinite(seconds / base):
+                ratios.setdefault(label, []).append(seconds / base)
+    if not ratios:
+        return ""
+    phrases = [
+        f"{style.style_of(label).name.partition(' (')[0]}'s {min(ratios[label]):.2f} to {max(ratios[label]):.2f}"
+        for label in _NAMED
+        if label in ratios
+    ]
+    where = f"on {machines} machines" if machines > 1 else "on this machine"
+    return f"A step over the base optimizer's {where}: {' and '.join(phrases)} times"
 
 
 def _draw_panels(
@@ -205,21 +228,26 @@ def _draw_panels(
         names: the machines from top to bottom.
         columns: the bars of the step times and of the times to target, by title of the column.
     """
-    by_row = [[bars[row] for bars in columns.values()] for row in (0, 1)]
-    rows = [HardwareRows(names, style.in_order(bar.label for bars in of_row for bar in bars)) for of_row in by_row]
+    by_row = [{title: bars[row] for title, bars in columns.items() if bars[row]} for row in (0, 1)]
+    by_row = [of_row for of_row in by_row if of_row]
+    rows = [
+        HardwareRows(names, style.in_order(bar.label for bars in of_row.values() for bar in bars)) for of_row in by_row
+    ]
     heights = [max(0.7, _ROW * (of_row.end + 0.8)) for of_row in rows]
-    figure, axes = style.new_figure(2, len(columns), height=sum(heights) + 1.0, height_ratios=heights, sharey="row")
-    for panel, title in zip(axes[0], columns, strict=True):
-        panel.set_title(title)
+    most = max(map(len, by_row))
+    figure, axes = style.new_figure(len(rows), most, height=sum(heights) + 1.0, height_ratios=heights)
     for axes_of_row, bars_of_row, of_row in zip(axes, by_row, rows, strict=True):
-        for panel, bars in zip(axes_of_row, bars_of_row, strict=True):
+        # A row has a panel for each model that has data, and no empty ones.
+        panels_of_row = style.split_row(figure, axes_of_row, len(bars_of_row))
+        for panel, (title, bars) in zip(panels_of_row, bars_of_row.items(), strict=True):
             _draw(panel, bars, of_row)
-            if targets := sorted({bar.target for bar in bars if bar.target}):
-                panel.set_title("; ".join(targets).replace(" ≥", "\n≥").replace(" ≤", "\n≤"), fontsize=7)
-        _name_rows(axes_of_row[0], of_row)
-    axes[0, 0].set_ylabel("step time")
-    axes[1, 0].set_ylabel("time to target")
-    return figure, [bar for of_row in by_row for drawn in of_row for bar in drawn]
+            targets = "; ".join(sorted({bar.target for bar in bars if bar.target}))
+            panel.set_title(f"{title}\n{targets}" if targets else title, fontsize=7 if targets else None)
+            panel.set_yticks([])
+        _name_rows(panels_of_row[0], of_row)
+        quantity = "time to target" if any(bar.target for bars in bars_of_row.values() for bar in bars) else "step time"
+        panels_of_row[0].set_ylabel(quantity)
+    return figure, [bar for of_row in by_row for bars in of_row.values() for bar in bars]
 
 
 def _entries(bars: Sequence[RatioBar]) -> list[Artist]:

@@ -1,4 +1,4 @@
-"""Figure 18 (ours): the spectra of MKOR's factors, how far each side turns the gradient, and what remains without."""
+"""Figure 18 (ours): how far each side of MKOR turns the gradient, and what remains of its gain without one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.curves import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.wording import number
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -25,20 +27,18 @@ PROBES = ("factors",)
 WHOLE: Final = "mkor"
 """The label of MKOR with both sides and the paper's vectors."""
 FACTORS: Final = {
-    ("right", WHOLE): MethodStyle("J_R, inputs", "#000000", "o", "-"),
-    ("left", WHOLE): MethodStyle("J_L, g as in the paper", style.style_of(WHOLE).color, "v", "-"),
-    ("left", "mkor_scaled"): MethodStyle("J_L, g × 65,536", style.style_of("mkor_scaled").color, "s", "-"),
-    ("left", "mkor_normalized"): MethodStyle("J_L, |g| = 3", style.style_of("mkor_normalized").color, "p", "-"),
+    ("right", WHOLE): MethodStyle("J_R, input side", "#000000", "o", "-"),
+    ("left", WHOLE): MethodStyle("J_L, output side, as in the paper", style.style_of(WHOLE).color, "v", "-"),
+    ("left", "mkor_scaled"): MethodStyle("J_L, with g × 65,536", style.style_of("mkor_scaled").color, "s", "-"),
+    ("left", "mkor_normalized"): MethodStyle("J_L, with |g| = 3", style.style_of("mkor_normalized").color, "p", "-"),
 }
 """The factors that the probe follows, by side and vectors."""
 ROUNDING: Final = 1e-16
 """The least change of direction that is drawn."""
-_MEDIAN: Final = (0, (4, 1.5))
-_LARGEST: Final = (0, (1, 1.2))
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw spectra and changes of direction over iterations by workload, and the variants' final losses.
+    """Draw the changes of direction over iterations by workload, and below the variants' final losses.
 
     Raises:
         NoDataError: the probe factors has no rows.
@@ -48,57 +48,70 @@ def make(results: Results, folder: Path) -> list[Path]:
     runs, losses = results.runs(experiment), panels.losses_to_compare(results.metrics(experiment))
     compared = sorted(panels.ended(losses, "validation", "loss")["workload"].unique())
     names = style.probed_workloads(rows)
-    if compared:
-        figure, axes = style.new_figure(3, len(names), height=5.8, sharey="row", height_ratios=(1, 1, 1.1))
-        above, below = axes[:2], style.split_row(figure, axes[2], len(compared))
-    else:
-        figure, above = style.new_figure(2, len(names), height=3.3, sharex="col", sharey="row")
-        below = []
-    for (upper, lower), workload in zip(above.T, names, strict=True):
+    heights = (1.6, 2.0) if compared else (1.6,)
+    figure, axes = style.new_figure(len(heights), len(names), height=sum(heights) + 0.9, height_ratios=heights)
+    above, below = axes[0], style.split_row(figure, axes[1], len(compared)) if compared else []
+    for panel, workload in zip(above, names, strict=True):
         of_workload = rows[rows["workload"] == workload]
-        upper.set_title(f"{style.workload_name(workload)}\n{of_workload['layer'].nunique()} layers")
-        for look, of_factor in _factors(of_workload):
-            _draw_layers(upper, of_factor, "smallest", look)
-            median = of_factor.groupby("step")["median"].median()
-            upper.plot(median.index, median, color=look.color, linestyle=_MEDIAN, linewidth=1.0)
+        panel.set_title(f"{style.workload_name(workload)},\n{of_workload['layer'].nunique()} layers", fontsize=7)
+        panel.set_yscale("log")
+        for look, of_factor in factors_of(of_workload):
             turned = of_factor.assign(direction_change=of_factor["direction_change"].clip(lower=ROUNDING))
-            _draw_layers(lower, turned, "direction_change", look)
-        largest = of_workload.groupby("step")["largest"].median()
-        upper.plot(largest.index, largest, color=style.GUIDE, linestyle=_LARGEST, linewidth=1.2)
-        lower.set_xlabel("iteration")
-    for row, label in zip(above, ("eigenvalue", "change of direction\n1 − cos"), strict=True):
-        row[0].set(ylabel=label, yscale="log")  # the panels of a row share their axis
-        panels.decade_ticks(row[0].yaxis)
+            draw_layers(panel, turned, "direction_change", look)
+        panel.set_ylim(ROUNDING / 10, 10)
+        panels.decade_ticks(panel.yaxis)
+        panel.set_xlabel("iteration")
+        if panel is not above[0]:
+            panel.tick_params(labelleft=False)
+    above[0].set_ylabel("turned by\n1 − cos")
     finals = {workload: losses[losses["workload"] == workload] for workload in compared}
-    _draw_variants(below, finals)
-    legend = [
-        *(page.line_entry(look, label=re.sub(r"J_[LR]", r"$\g<0>$", look.name)) for look in FACTORS.values()),
-        page.guide_entry("median eigenvalue", linestyle=_MEDIAN, linewidth=1.2),
-        page.guide_entry("largest eigenvalue, of all", linestyle=_LARGEST, linewidth=1.2),
-    ]
+    _draw_variants(below, finals, runs)
     notes = [
-        "thin lines: layers, thick lines: their median; 1 − cos of the gradient and the update that one side alone "
-        f"gives, drawn from {ROUNDING:g} on: a g of zero, as before a batch normalization, turns nothing; all factors "
+        "above: 1 − cos of the gradient and the update that one side alone gives; thin lines: layers, thick lines: "
+        "their "
+        f"median; drawn from {ROUNDING:g} on: a g of zero, as before a batch normalization, turns nothing; all factors "
         "follow one training, with the paper's g",
         _changes(rows),
     ]
     for workload, of_workload in finals.items():
-        notes.append(_remaining(of_workload, panels.base_of(runs[runs["workload"] == workload])))
+        notes.append(_remaining(of_workload, forest.base_of(runs[runs["workload"] == workload])))
     if compared:
-        notes.insert(1, "below: final loss minus MKOR's, paired by seed, with its interval; dots are seeds")
+        notes.insert(1, "below: final loss against MKOR's, paired by seed, with its interval; dots are seeds")
         text = page.caption(results, runs, notes=[*page.precisions(rows), *notes])
     else:
         text = page.footer(results, rows, notes=notes)
-    return page.save(figure, folder, "fig18_factors", legend=legend, caption=text)
+    texts: page.Texts = {
+        "caption": text,
+        "message": _message(rows),
+        "reading": "Above: how far one side alone turns the gradient.",
+    }
+    return page.save(figure, folder, "fig18_factors", legend=entries(), columns=2, **texts)
 
 
-def _factors(rows: pd.DataFrame) -> list[tuple[MethodStyle, pd.DataFrame]]:
+def _message(rows: pd.DataFrame) -> str:
+    """Return the title: how far each side turns the gradient, the median over workloads of MKOR as it is."""
+    turned = {}
+    for side in ("right", "left"):
+        chosen = rows[(rows["side"] == side) & (rows["vectors"] == WHOLE)]
+        turned[side] = chosen.groupby("workload")["direction_change"].median().clip(lower=ROUNDING).median()
+    if not all(np.isfinite(list(turned.values()))):
+        return ""
+    right, left = (number(turned[side], 2) for side in ("right", "left"))
+    return f"MKOR's input side turns the gradient by 1 − cos = {right}, its output side by {left}"
+
+
+def entries() -> list[Artist]:
+    """Return the legend's entries of the factors."""
+    return [page.line_entry(look, label=re.sub(r"J_[LR]", r"$\g<0>$", look.name)) for look in FACTORS.values()]
+
+
+def factors_of(rows: pd.DataFrame) -> list[tuple[MethodStyle, pd.DataFrame]]:
     """Return the look and the rows of each factor that ``rows`` have."""
     by_factor = rows.groupby(["side", "vectors"])
     return [(look, by_factor.get_group(key)) for key, look in FACTORS.items() if key in by_factor.groups]
 
 
-def _draw_layers(axes: Axes, rows: pd.DataFrame, quantity: str, look: MethodStyle) -> None:
+def draw_layers(axes: Axes, rows: pd.DataFrame, quantity: str, look: MethodStyle) -> None:
     """Draw a thin line for each layer and a thick one for their median."""
     by_step = rows.pivot_table(index="step", columns="layer", values=quantity)
     axes.plot(by_step.index, by_step, color=look.color, linewidth=0.4, alpha=0.3)
@@ -106,13 +119,12 @@ def _draw_layers(axes: Axes, rows: pd.DataFrame, quantity: str, look: MethodStyl
     axes.plot(median.index, median, color=look.color, linewidth=1.5, marker=look.marker, markersize=3.6)
 
 
-def _draw_variants(below: Sequence[Axes], losses: Mapping[str, pd.DataFrame]) -> None:
-    """Draw the final losses of the variants minus MKOR's, one panel a workload with the same rows."""
+def _draw_variants(below: Sequence[Axes], losses: Mapping[str, pd.DataFrame], runs: pd.DataFrame) -> None:
+    """Draw the final losses of the variants against MKOR's, one panel a workload with the same rows."""
     labels = style.in_order(label for rows in losses.values() for label in rows["optimizer"])
     for panel, (workload, rows) in zip(below, losses.items(), strict=True):
-        panel.set_title(style.workload_name(workload))
-        panels.draw_differences(panel, rows, WHOLE, labels)
-        panel.set_xlabel(panel.get_xlabel().replace(", iteration", ",\niteration"))
+        panel.set_title(style.data_title(runs[runs["workload"] == workload]))
+        forest.draw_differences(panel, rows, WHOLE, labels)
         if panel is not below[0]:
             panel.set_yticklabels([])
 
@@ -120,7 +132,7 @@ def _draw_variants(below: Sequence[Axes], losses: Mapping[str, pd.DataFrame]) ->
 def _changes(rows: pd.DataFrame) -> str:
     """Return the caption's numbers of the changes of direction."""
     phrases = []
-    for look, of_factor in _factors(rows):
+    for look, of_factor in factors_of(rows):
         medians = of_factor.groupby("workload")["direction_change"].median().clip(lower=ROUNDING)
         low, high, most = medians.min(), medians.max(), of_factor["direction_change"].max()
         phrases.append(f"{look.name}: {number(low, 2)} to {number(high, 2)}, {number(most, 2)}")

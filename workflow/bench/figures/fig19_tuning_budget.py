@@ -1,35 +1,64 @@
-"""Figure 19: what tuning finds over its number of trials."""
+"""Figure 19: what half of the trials of tuning would have found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
+from typing import Final
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from workflow.bench.analysis.tuning_budget import Search, has_several, search
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 TRIALS = True
 
-_COLUMNS = 3
-_MOST = 1.2
-"""A panel is cut off if the first quarter of trials reaches beyond this multiple of what the others find."""
-_STATISTIC = (
-    "Line: the best of so many trials drawn at random from a study, the mean over draws and studies; band: from the "
-    "lowest to the highest study. A trial that did not finish, or did not reach the target, is no success; draws "
-    "without one are left out, and a line begins where half of the draws contain one. A panel in which the first "
-    "trials are far worse than the later ones is cut off there"
+NAMED: Final = ("mkor", "kaisa", "sgd", "lamb")
+"""The labels of the title."""
+_NOTE: Final = (
+    "The best of half of the trials, drawn at random from a study, the mean over draws and studies, against the best "
+    "of all: by how many per cent the steps to the target, or the loss, are higher, or the accuracy is lower. Dots are "
+    "searches (an experiment on a workload), markers their median. A trial that did not finish, or did not reach the "
+    "target, is no success; draws without one are left out, and so is a search of which less than half of the draws "
+    "contain one"
 )
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the best value after each number of trials, with a panel for each workload of each experiment.
+    """Draw a row for each optimizer: what half of the trials would cost, a dot for each search.
+
+    Raises:
+        NoDataError: there are no trials, or none that can be shown.
+    """
+    searches, several = searches_of(results)
+    costs = halved(searches.values())
+    if not costs:
+        raise NoDataError("no search has an optimizer that succeeds with half of its trials")
+    labels = style.in_order(costs)
+    figure, ((axes,),) = style.new_figure(1, 1, height=0.5 + 0.19 * len(labels))
+    axes.axvline(0, color=style.GUIDE, linewidth=0.8)
+    for row, label in enumerate(labels):
+        look = style.style_of(label)
+        forest.draw_runs(axes, costs[label], row, label, below=0.0)
+        axes.plot(median(costs[label]), row, marker=look.marker, color=look.color, markersize=6, zorder=4)
+    forest.name_rows(axes, [style.style_of(label).name for label in labels])
+    axes.set_xlabel("worse than with all trials (%)")
+    notes = [_NOTE, sizes(searches), *failures(searches), *not_shown(several)]
+    texts: page.Texts = {
+        "caption": page.caption(results, pd.DataFrame(), notes=notes),
+        "message": _message(costs),
+        "reading": "Dots are experiments, markers their median; further right gains more from the second half.",
+    }
+    return page.save(figure, folder, "fig19_tuning_budget", legend=[], **texts)
+
+
+def searches_of(results: Results) -> tuple[dict[tuple[str, str], Search], set[tuple[str, str]]]:
+    """Return the searches by experiment and workload, and those that cannot be shown, of workloads of several sizes.
 
     Raises:
         NoDataError: there are no trials, or none that can be shown.
@@ -46,67 +75,37 @@ def make(results: Results, folder: Path) -> list[Path]:
     searches = {names: search(rows) for names, rows in by_workload.items() if names not in several}
     if not searches:
         raise NoDataError("the trials are those of workloads that were tuned at several sizes; none can be shown")
-    rows = -(-len(searches) // _COLUMNS)
-    figure, axes = style.new_figure(rows, _COLUMNS, height=0.4 + 1.45 * rows)
-    for panel, (names, found) in zip(axes.flat, searches.items(), strict=False):
-        _draw(panel, *names, found)
-    for panel in axes.flat[len(searches) :]:
-        panel.remove()
-    for panel in axes.flat[: len(searches)][-_COLUMNS:]:
-        panel.set_xlabel("trials")
-    legend = page.entries_of((label for found in searches.values() for label in found.budgets), marker="")
-    if any(max(found.studies) > 1 for found in searches.values()):
-        legend.append(page.band_entry("range over studies"))
-    notes = [_STATISTIC, _sizes(searches), *_failures(searches)]
-    if several:
-        places = ", ".join(f"{experiment} {style.workload_name(workload)}" for experiment, workload in sorted(several))
-        notes.append(f"Not shown, since they were tuned at several sizes: {places}")
-    text = page.caption(results, pd.DataFrame(), notes=notes)
-    return page.save(figure, folder, "fig19_tuning_budget", legend=legend, caption=text)
+    return searches, several
 
 
-def _draw(axes: Axes, experiment: str, workload: str, found: Search) -> None:
-    """Draw the budgets of one workload's optimizers."""
-    shown = "steps to the target" if found.by_steps else found.metric
-    axes.set_title(f"{style.workload_name(workload)}\n{experiment}", fontsize=6.5)
-    axes.set_ylabel(shown, fontsize=6.5)
-    if not found.budgets:
-        panels.explain_empty(axes, "no optimizer succeeded in every study", width=24)
-        return
-    for label in style.in_order(found.budgets):
-        budget, look = found.budgets[label], style.style_of(label)
-        numbers = range(budget.first, budget.first + len(budget.mean))
-        axes.plot(numbers, budget.mean, color=look.color, linestyle=look.line, linewidth=1.1)
-        axes.fill_between(numbers, budget.lowest, budget.highest, color=look.color, alpha=0.15, linewidth=0)
-    _scale(axes, found)
-    axes.set_xlim(1, max(found.trials))
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+def halved(searches: Iterable[Search]) -> dict[str, list[float]]:
+    """Return by label, for each search, by how many per cent the best of half of the trials is worse than of all."""
+    costs: dict[str, list[float]] = {}
+    for found in searches:
+        half = max(found.trials) // 2
+        for label, budget in found.budgets.items():
+            place, last = half - budget.first, budget.mean[-1]
+            if 0 <= place < len(budget.mean) and last > 0:
+                worse = budget.mean[place] / last - 1 if found.is_falling else 1 - budget.mean[place] / last
+                costs.setdefault(label, []).append(100 * worse)
+    return costs
 
 
-def _scale(axes: Axes, found: Search) -> None:
-    """Use a logarithmic axis where values differ by more than a factor of five, and cut off what few trials found.
-
-    The mean of one or two trials may hold a run that diverged, in comparison with which all others are equal.
-    """
-    budgets = found.budgets.values()
-    values = [value for budget in budgets for value in (*budget.lowest, *budget.highest)]
-    worst = max(budget.highest[-1] for budget in budgets)
-    later = [value for budget in budgets for value in budget.highest[len(budget.highest) // 4 :]]
-    top = max(value for value in later if value <= _MOST * worst)
-    is_cut = found.is_falling and max(values) > _MOST * top
-    low, high = min(values), top if is_cut else max(values)
-    is_log = low > 0 and high > 5 * low
-    margin = 0.05 * (high - low)
-    limits = (low / 1.1, high * 1.1) if is_log else (low - margin, high + margin)
-    if is_log:
-        axes.set_yscale("log")
-    if is_cut:
-        axes.set_ylim(*limits)
-    if is_log:
-        panels.plain_log_ticks(axes)
+def _message(costs: Mapping[str, list[float]]) -> str:
+    """Return the title: the median cost of half of the trials for MKOR, KFAC and their base optimizers."""
+    shown = {label: median(costs[label]) for label in NAMED if label in costs}
+    parts = [f"{style.style_of(label).name.partition(' (')[0]} {cost:.1f} %" for label, cost in shown.items()]
+    finite = all(map(math.isfinite, shown.values()))
+    return f"Half of the trials would have found values worse by: {', '.join(parts)}" if parts and finite else ""
 
 
-def _sizes(searches: Mapping[tuple[str, str], Search]) -> str:
+def not_shown(several: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a sentence on the searches that cannot be shown, if there are any."""
+    places = [f"{experiment} {style.workload_name(workload)}" for experiment, workload in sorted(several)]
+    return [f"Not shown, since they were tuned at several sizes: {', '.join(places)}"] if places else []
+
+
+def sizes(searches: Mapping[tuple[str, str], Search]) -> str:
     """Return a sentence on the numbers of trials and studies."""
     places: dict[str, list[str]] = {}
     for (experiment, workload), found in searches.items():
@@ -117,7 +116,7 @@ def _sizes(searches: Mapping[tuple[str, str], Search]) -> str:
     return "; ".join(f"{size}: {', '.join(names)}" for size, names in places.items())
 
 
-def _failures(searches: Mapping[tuple[str, str], Search]) -> list[str]:
+def failures(searches: Mapping[tuple[str, str], Search]) -> list[str]:
     """Return a sentence on the optimizers of which a study never succeeded, if there are any."""
     failed = [
         f"{', '.join(style.style_of(label).name for label in found.failed)} in {experiment} "

@@ -1,18 +1,18 @@
-"""Figure 20 (ours): iterations to what the base reaches, and performance profiles, by experiment with a target."""
+"""Figure 20 (ours): iterations over the base's, target by target, of MKOR and of KFAC."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Final
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, profiles, target_sweep
+from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, target_sweep
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -20,38 +20,37 @@ from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("*",)
 
-_COLUMNS: Final = 4
-_POINTS: Final = 6.5  # of the letters at the axes: the panels are small
-_LARGEST_FACTOR: Final = 8.0
-"""The right end of the axis of factors, unless all factors are smaller."""
-_NOTES: Final = (
+LABELS: Final = ("mkor", "kaisa")
+"""The labels that have a panel."""
+TARGETS_NOTE: Final = (
     "Targets are what the base optimizer reaches after 30, 40, ... 100 % of its own steps (the mean over its seeds of "
     "the smoothed metric of the experiment's target). Those that are no better than the trivial predictor, or that the "
-    "base crosses by its third evaluation, are left out. Above: iterations at which the smoothed metric crosses each; "
-    "a curve ends where runs miss the target, and a band that reaches the top has no upper bound",
-    "Below: the share of (target, seed) pairs in which an optimizer takes at most so many times the iterations of the "
-    "best one; pairs that no optimizer solves are left out",
+    "base crosses by its third evaluation, are left out"
+)
+_NOTE: Final = (
+    "iterations to a target over those of the base optimizer, geometric mean over seeds; gray: experiments, color: "
+    "their median at the targets that at least half of them have; a run that misses a target enters with its budget"
 )
 
 
 @dataclass(frozen=True)
-class _Shown:
+class Shown:
     """The sweep of one experiment on one workload, and its runs."""
 
-    title: str
+    experiment: str
     sweep: TargetSweep
     runs: pd.DataFrame
 
 
-def _sweeps(results: Results) -> Iterator[_Shown | str]:
+def sweeps(results: Results) -> Iterator[Shown | str]:
     """Yield the sweep of every experiment and workload with a target, or why there is none, a clause."""
     for name in results.experiments():
         runs = results.runs(name)
         aimed = runs[runs["target"].notna()]
         # The file of an experiment without a target may be large, and is not read.
         metrics = results.metrics(name) if len(aimed) else pd.DataFrame()
-        for (workload, _), rows in aimed.groupby(["workload", "dataset"], sort=False):
-            base = panels.base_of(rows)
+        for _, rows in aimed.groupby(["workload", "dataset"], sort=False):
+            base = forest.base_of(rows)
             if base is None:
                 yield f"{name} has no run of a base optimizer"
                 continue
@@ -60,95 +59,92 @@ def _sweeps(results: Results) -> Iterator[_Shown | str]:
             except NoSweepError as problem:
                 yield f"{name} {problem}"
             else:
-                yield _Shown(f"{style.workload_name(str(workload))}\n{name}", sweep, rows)
+                yield Shown(name, sweep, rows)
 
 
-def make(results: Results, folder: Path) -> list[Path]:
-    """Draw iterations over the share of the base optimizer's steps, and below the performance profile, by experiment.
+def sweeps_of(results: Results) -> tuple[list[Shown], list[str]]:
+    """Return the sweeps of all experiments, and sentences on the experiments that have none.
 
     Raises:
         NoDataError: there is no run.
     """
-    names = results.experiments()
-    if not names:
+    if not results.experiments():
         raise NoDataError(f"no experiment in {results.root} has runs.")
-    found = list(_sweeps(results))
-    shown = [one for one in found if isinstance(one, _Shown)]
+    found = list(sweeps(results))
     left_out = dict.fromkeys(one for one in found if isinstance(one, str))
-    notes = [*_NOTES, *([f"Not shown: {'; '.join(left_out)}"] if left_out else [])]
-    if not shown:
-        figure, axes = style.new_figure(1, 1, height=1.0)
-        panels.explain_empty(axes[0, 0], "no experiment has runs with a target that tells of training")
-        runs = pd.concat([results.runs(name) for name in names], ignore_index=True)
-        text = page.caption(results, runs, notes=notes)
-        return page.save(figure, folder, "fig20_target_sweep", legend=[], caption=text)
-    columns = min(_COLUMNS, len(shown))
-    rows = -(-len(shown) // columns)
-    figure, axes = style.new_figure(2 * rows, columns, height=2.15 * rows, height_ratios=(1.3, 1) * rows)
-    for place in range(rows * columns):
-        upper, lower = axes[2 * (place // columns) : 2 * (place // columns) + 2, place % columns]
-        if place < len(shown):
-            upper.set_title(shown[place].title, fontsize=_POINTS)
-            _draw_steps(upper, shown[place].sweep)
-            _draw_profiles(lower, shown[place].sweep)
-        else:
-            upper.remove()
-            lower.remove()
-    _name_axes(axes)
+    shown = [one for one in found if isinstance(one, Shown)]
+    return shown, [f"Not shown: {'; '.join(left_out)}"] if left_out else []
+
+
+def draw_empty(results: Results, folder: Path, name: str, notes: Sequence[str]) -> list[Path]:
+    """Draw a figure that says that no experiment has a sweep."""
+    figure, axes = style.new_figure(1, 1, height=1.0)
+    panels.explain_empty(axes[0, 0], "no experiment has runs with a target that tells of training")
+    runs = pd.concat([results.runs(name) for name in results.experiments()], ignore_index=True)
+    return page.save(figure, folder, name, legend=[], caption=page.caption(results, runs, notes=notes))
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw MKOR's and KFAC's iterations over the base's at each target, a line for each experiment.
+
+    Raises:
+        NoDataError: there is no run.
+    """
+    shown, left_out = sweeps_of(results)
+    ratios = {label: [found for one in shown if (found := by_share(one.sweep, label))] for label in LABELS}
+    drawn = [label for label in LABELS if ratios[label]]
+    notes = [TARGETS_NOTE, _NOTE, *left_out]
+    if not drawn:
+        return draw_empty(results, folder, "fig20_target_sweep", notes)
+    figure, (axes,) = style.new_figure(1, len(drawn), height=2.4, sharey=True)
+    middles = {label: _draw(panel, label, ratios[label]) for panel, label in zip(axes, drawn, strict=True)}
+    axes[0].set_ylabel("iterations, base: 1")
+    panels.plain_log_ticks(axes[0])
+    gray = page.guide_entry("one experiment", color="#AAAAAA", linewidth=0.8)
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
-    legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
-    legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
-    text = page.caption(results, runs, notes=notes)
-    return page.save(figure, folder, "fig20_target_sweep", legend=legend, caption=text)
+    texts: page.Texts = {
+        "caption": page.caption(results, runs, notes=notes),
+        "message": _message(ratios["mkor"], middles.get("mkor", {})),
+        "reading": "Below 1 is faster than the base. Targets: what the base reaches after shares of its steps.",
+    }
+    legend = [gray, page.guide_entry("median of experiments", linewidth=1.8)]
+    return page.save(figure, folder, "fig20_target_sweep", legend=legend, **texts)
 
 
-def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:
-    """Draw the iterations to each target, one curve per label."""
-    # As if each share were a step of training, so that curves and intervals are those of `draw_curves`.
-    rows = [
-        {"optimizer": label, "seed": seed, "status": "finished", "step": share, "value": steps, "train_seconds": 0.0}
-        for label, course in sweep.courses.items()
-        for seed, crossings in course.crossings.items()
-        for share, steps in zip(sweep.targets, crossings, strict=True)
-    ]
-    taken = pd.DataFrame(rows)
-    finite = taken.loc[np.isfinite(taken["value"]) & (taken["value"] > 0), "value"]
-    if finite.empty:
-        panels.explain_empty(axes, "no run reaches a target", width=24)
-        return
+def by_share(sweep: TargetSweep, label: str) -> dict[float, float]:
+    """Return a label's iterations over the base's at each target; empty for the base and for labels without runs."""
+    if label == sweep.base or label not in sweep.courses:
+        return {}
+    ratios = {share: sweep.at(share).steps_ratio(label, sweep.base).estimate for share in sweep.targets}
+    return {share: ratio.value for share, ratio in ratios.items() if ratio is not None}
+
+
+def _draw(axes: Axes, label: str, ratios: Sequence[Mapping[float, float]]) -> dict[float, float]:
+    """Draw a line for each experiment and their median by share of the base's steps, which is returned."""
+    look = style.style_of(label)
+    axes.set_title(look.name)
     axes.set_yscale("log")
-    axes.set_ylim(finite.min() / 1.15, finite.max() * 1.15)
-    panels.draw_curves(axes, taken, x="step", scale=0.01)
-    panels.plain_log_ticks(axes)
-    axes.set_xlim(28, 102)
+    axes.axhline(1, color=style.GUIDE, linewidth=0.8)
+    for one in ratios:
+        axes.plot([100 * share for share in one], [*one.values()], color="#AAAAAA", linewidth=0.8, zorder=1)
+    by_target: dict[float, list[float]] = {}
+    for one in ratios:
+        for share, ratio in one.items():
+            by_target.setdefault(share, []).append(ratio)
+    # A median of few experiments would jump where others begin.
+    middle = {share: median(found) for share, found in sorted(by_target.items()) if 2 * len(found) >= len(ratios)}
+    line = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.8}
+    axes.plot([100 * share for share in middle], [*middle.values()], **line)
+    axes.set_xlabel("target: base's steps (%)")
+    return middle
 
 
-def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:
-    """Draw the share of problems that each label solves within a factor of the best label's iterations."""
-    by_label = profiles(sweep)
-    factors = np.concatenate([*by_label.values()]) if by_label else np.array([])
-    finite = factors[np.isfinite(factors)]
-    if not len(finite):
-        panels.explain_empty(
-            axes, "no target is reached" if len(factors) else "no seed is shared by all optimizers", width=24
-        )
-        return
-    end = min(_LARGEST_FACTOR, max(1.5, 1.05 * float(finite.max())))
-    for label in style.in_order(by_label):
-        solved = by_label[label][by_label[label] <= end]
-        x = [1.0, *solved, end]
-        y = np.minimum(np.arange(len(x)), len(solved)) / len(by_label[label])
-        look = style.style_of(label)
-        axes.step(x, y, where="post", color=look.color, linestyle=look.line, linewidth=1.1)
-    panels.profile_axes(axes, end)
-
-
-def _name_axes(axes: np.ndarray) -> None:
-    """Name the axes: iterations and problems at the left, shares and factors below each panel that is not removed."""
-    for number, row in enumerate(axes):
-        is_upper = number % 2 == 0
-        row[0].set_ylabel("iterations" if is_upper else "solved (%)", fontsize=7)
-        for panel in (panel for panel in row if panel.figure is not None):
-            name = "base's steps (%)" if is_upper else "factor of the best"
-            panel.set_xlabel(name, fontsize=_POINTS, labelpad=2)
-            panel.tick_params(labelsize=_POINTS, pad=2)
+def _message(ratios: Sequence[Mapping[float, float]], middle: Mapping[float, float]) -> str:
+    """Return the title: MKOR's ratio at the first and the last target, and its range over experiments there."""
+    if not middle:
+        return ""
+    first, last = min(middle), max(middle)
+    at_last = [one[last] for one in ratios if last in one]
+    text = f"MKOR's iterations over the base's: {middle[first]:.2f} at a target after {100 * first:.0f} % of its steps"
+    span = f"{min(at_last):.2f} to {max(at_last):.2f} by experiment"
+    return f"{text}, {middle[last]:.2f} after {100 * last:.0f} % ({span})"

@@ -17,10 +17,13 @@ from workflow.bench.analysis.ladder import (
     RUNGS,
     TOP,
     Ladder,
+    decisions_by_workload,
+    in_general,
     ladders,
     predictions,
     sentences,
 )
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -59,7 +62,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         of_workload = [ladder for ladder in found if ladder.workload == workload]
         lines = _draw_shares(upper, [ladder for ladder in of_workload if not ladder.centred])
-        upper.set_title(style.workload_name(workload), pad=4 + 7.5 * lines)
+        upper.set_title(style.data_title(of_workload[0].runs), pad=4 + 7.5 * lines)
         _draw_ratios(lower, of_workload)
         _head(lower, [f"{_LOOKS[one.base].name}: {one.decision}" for one in declared if one.workload == workload])
     _scale(axes)
@@ -67,7 +70,24 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
     runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
     text = page.caption(results, runs, notes=notes, summarized=False)
-    return page.save(figure, folder, "fig21_ladder", legend=_legend(), caption=text, columns=5)
+    texts: page.Texts = {
+        "caption": text,
+        "message": _message(found),
+        "reading": "Above: KFAC is 100 %. Below: left of 1 is faster.",
+    }
+    return page.save(figure, folder, "fig21_ladder", legend=_legend(), columns=5, **texts)
+
+
+def _message(found: Sequence[Ladder]) -> str:
+    """Return the title: the shares of KFAC's gain that MKOR keeps, and the decision on centred inputs."""
+    shares = [share.value for one in found if not one.centred and (share := one.share("mkor")) is not None]
+    decision = in_general(decisions_by_workload(predictions(found)))
+    vanishes = f"that it vanishes with centred inputs {'is open' if decision == 'open' else decision}"
+    if not shares:
+        return f"MKOR's gain in iterations: {vanishes}"
+    low, high = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
+    kept = low if low == high else f"{low} to {high}"
+    return f"MKOR keeps {kept} % of KFAC's gain; {vanishes}"
 
 
 def _row(base: str) -> float:
@@ -90,7 +110,7 @@ def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> int:
         if not shares:
             undefined += [f"{_LOOKS[ladder.base].name}:", ladder.no_share(rungs[0])]
     _head(axes, undefined)
-    panels.name_rows(axes, [RUNGS[rung] for rung in rungs])
+    forest.name_rows(axes, [RUNGS[rung] for rung in rungs])
     return len(undefined)
 
 
@@ -106,7 +126,7 @@ def _draw_ratios(axes: Axes, of_workload: Sequence[Ladder]) -> None:
             row = rows.index((ladder.base, rung)) + (_APART if ladder.centred else -_APART)
             _draw(axes, ratio, row, _LOOKS[ladder.base], hollow=ladder.centred)
     axes.axhline(len(_ENDS) - 0.5, color="#BBBBBB", linewidth=0.6)
-    panels.name_rows(axes, [RUNGS[rung] for _, rung in rows])
+    forest.name_rows(axes, [RUNGS[rung] for _, rung in rows])
 
 
 def _draw(axes: Axes, found: Estimate, row: float, look: style.MethodStyle, *, hollow: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,9 +38,11 @@ def make(results: Results, folder: Path) -> list[Path]:
         NoDataError: there are no runs to compare.
     """
     found, left_out = batches(results)
+    runs = results.some_runs(EXPERIMENTS[0])
     figure, axes = style.new_figure(2, len(found), height=4.0, sharex="col", height_ratios=(1.25, 1))
     for (upper, lower), of_workload in zip(axes.T, found, strict=True):
-        upper.set_title(f"{style.workload_name(of_workload.workload)}\n{of_workload.target.describe()}")
+        rows = runs[runs["workload"] == of_workload.workload]
+        upper.set_title(f"{style.data_title(rows)}\n{of_workload.target.describe()}")
         _draw_iterations(upper, of_workload)
         _draw_speedups(lower, of_workload)
         lower.set_xlabel("batch size")
@@ -53,8 +56,25 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     notes = [*_NOTES, *sentences(found, style.workload_name, lambda label: style.style_of(label).name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
-    text = page.caption(results, results.some_runs(EXPERIMENTS[0]), notes=notes, summarized=False)
-    return page.save(figure, folder, "fig22_batch_size", legend=legend, caption=text)
+    texts: page.Texts = {
+        "caption": page.caption(results, runs, notes=notes, summarized=False),
+        "message": _message(found),
+        "reading": "Below: a line that rises profits more from a large batch than the reference.",
+    }
+    return page.save(figure, folder, "fig22_batch_size", legend=legend, **texts)
+
+
+def _message(found: Sequence[Batches]) -> str:
+    """Return the title: MKOR's speedup over the reference at the smallest and the largest batch, by workload."""
+    phrases = []
+    for one in found:
+        ends = [one.ratios("mkor", size) if "mkor" in one.arrivals else {} for size in (one.sizes[0], one.sizes[-1])]
+        if one.reference is not None and all(ends):
+            first, last = (mean_ratio([-log for log in logs.values()]).value for logs in ends)
+            name = style.style_of(one.reference).name
+            phrases.append(f"{first:.2f} to {last:.2f} over {name} ({style.workload_name(one.workload)})")
+    sizes = sorted({size for one in found for size in one.sizes})
+    return f"MKOR's speedup from batch {sizes[0]:,} to {sizes[-1]:,}: {', '.join(phrases)}" if phrases else ""
 
 
 def _places(of_workload: Batches) -> dict[str, float]:

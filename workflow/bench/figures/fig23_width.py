@@ -9,6 +9,7 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.widths import PLACES, Where, Widths, sentences, widths
+from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -51,7 +52,22 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = [*page.entries_of(labels), page.hollow_entry("predicted"), page.bar_entry()]
     notes = [*_NOTES, *sentences(found, lambda label: style.style_of(label).name)]
     text = page.caption(results, found.runs, notes=notes, summarized=False)
-    return page.save(figure, folder, "fig23_width", legend=legend, caption=text)
+    texts: page.Texts = {
+        "caption": text,
+        "message": _message(found),
+        "reading": "Hollow: what the smaller widths predict.",
+    }
+    return page.save(figure, folder, "fig23_width", legend=legend, **texts)
+
+
+def _message(found: Widths) -> str:
+    """Return the title: MKOR's speedup at the smallest and the largest width, at the final quality."""
+    speedups = found.speedups("mkor", PLACES[0]) if "mkor" in found.labels else {}
+    if len(speedups) < 2:
+        return ""
+    (small, first), *_, (large, last) = speedups.items()
+    ends = f"{first.value:.2f} at width {small:g}, {last.value:.2f} at {large:g}"
+    return f"{style.data_title(found.runs)}: MKOR's speedup over AdamW {PLACES[0]} is {ends}"
 
 
 def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
@@ -77,8 +93,8 @@ def _draw_slopes(axes: Axes, found: Widths, labels: list[str], where: Where) -> 
     axes.axvline(0, color=style.GUIDE, linewidth=0.8)
     for row, label in enumerate(labels):
         if (slope := found.slope(label, where)) is not None:
-            panels.draw_estimate(axes, slope, row, label)
+            forest.draw_estimate(axes, slope, row, label)
         if (extrapolated := found.extrapolated(label, where)) is not None:
-            panels.write_beside(axes, row, extrapolated.decision, "prediction")
-    panels.name_rows(axes, [style.style_of(label).name for label in labels])
+            forest.write_beside(axes, row, extrapolated.decision, "prediction")
+    forest.name_rows(axes, [style.style_of(label).name for label in labels])
     axes.set_xlabel("slope")

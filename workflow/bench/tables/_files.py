@@ -41,15 +41,15 @@ def write_table(
 ) -> list[Path]:
     """Write ``folder/name.csv``, ``.md``, ``.html`` and the caption ``.rst``, each whole or not at all; return them.
 
-    The caption follows the table in Markdown and HTML, and the CSV file holds the rows alone. In the column `DATA`,
-    Markdown gives the files and the number of runs, HTML also the ids of the runs, folded away.
+    The caption follows the table in Markdown and HTML, and the CSV file holds the rows alone. The column `DATA` stands
+    in the CSV: the ids of a row's runs are for programs, and would be most of a page.
     """
-    shown = narrow.table if narrow else frame
+    shown = narrow.table if narrow else frame.drop(columns=DATA, errors="ignore")
     rows, columns = _cells(shown), [str(column) for column in shown]
     details = _details(narrow) if narrow else []
     sections = []
     for row_name, row in details:
-        lines = (f"- {column}: {cell.brief}\n" for column, cell in row.items())
+        lines = (f"- {column}: {cell.text}\n" for column, cell in row.items())
         sections.append(f"\n## {row_name}\n\n{''.join(lines)}")
     # A spreadsheet takes a text for a formula unless it has a quote in front: ``=cmd|...``
     texts = frame.map(lambda cell: f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell)
@@ -65,11 +65,10 @@ def write_table(
 
 
 class _Cell(NamedTuple):
-    """A cell with its text, a shorter text for Markdown, and its class in the HTML page."""
+    """A cell with its text and its class in the HTML page."""
 
     text: str
-    brief: str
-    kind: str
+    kind: str = ""
 
 
 def _cells(frame: pd.DataFrame) -> list[list[_Cell]]:
@@ -88,8 +87,8 @@ def _details(narrow: Narrow) -> list[tuple[str, dict[str, _Cell]]]:
 def _cell(value: object) -> _Cell:
     text = str(value)
     if isinstance(value, Sources):
-        return _Cell(text, value.brief(), DATA)
-    return _Cell(text, text, "long" if len(text) > _SENTENCE else "short" if len(text) <= _NUMBER else "")
+        return _Cell(value.brief())
+    return _Cell(text, "long" if len(text) > _SENTENCE else "short" if len(text) <= _NUMBER else "")
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[_Cell]]) -> str:
@@ -99,5 +98,5 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[_Cell]]) -> str:
         # A tag that a record brings stays text.
         return _TAG.sub("&lt;", text).replace("|", "\\|").replace("\n", " ")
 
-    lines = [columns, ["---"] * len(columns), *([cell.brief for cell in cells] for cells in rows)]
+    lines = [columns, ["---"] * len(columns), *([cell.text for cell in cells] for cells in rows)]
     return "".join(f"| {' | '.join(map(escaped, line))} |\n" for line in lines)

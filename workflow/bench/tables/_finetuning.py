@@ -15,7 +15,7 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.curves import by_seed
-from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference
+from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum
 from workflow.bench.analysis.finetuning_scores import averages, last_values, pretraining_experiment, scores
 from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes, Training, mean_seconds, time_ratio
 from workflow.bench.analysis.time_to_target import of_any_length
@@ -31,8 +31,8 @@ BROKE_DOWN: Final = "broke down"
 SCORE_NOTE: Final = (
     "The optimizer of a row is that of the pre-training whose checkpoint a run starts from; fine-tuning is the same "
     "for all. Scores are those of a run's last evaluation, and can be compared with the paper's only if the task is "
-    "the same. A run that broke down counts as the worst; the cell is then a median, with no interval below six "
-    "seeds"
+    "the same. A run that broke down counts as the worst; the cell is then a median. Below six seeds those of the "
+    "seeds stand in parentheses in place of an interval"
 )
 COST_NOTE: Final = (
     "Iterations and time are those of the pre-training after phase 1; time is iterations times the time of a step, "
@@ -67,9 +67,17 @@ def score_cells(file: str, label: str, runs: pd.DataFrame, last: pd.Series, *oth
 
 
 def shown(values: Mapping[int, float] | Estimate | None, digits: int = 4) -> str:
-    """Return the cell of values by seed or of their estimate, with its interval; empty without values."""
+    """Return the cell of values by seed or of their estimate, with its interval; empty without values.
+
+    Values of too few seeds for a median stand in parentheses: an interval around their mean may reach below 0, or above
+    100 %, where no score is.
+    """
     if not values:
         return ""
+    if isinstance(values, Mapping) and 1 < len(values) < median_minimum():
+        each = [BROKE_DOWN if math.isinf(value) else number(value, digits) for value in values.values()]
+        value = estimate(list(values.values())).value
+        return f"{BROKE_DOWN if math.isinf(value) else number(value, digits)} ({', '.join(each)})"
     summary = values if isinstance(values, Estimate) else estimate(list(values.values()))
     if math.isinf(summary.value):
         return BROKE_DOWN
@@ -116,10 +124,14 @@ def difference(values: Mapping[str, Mapping[int, float]], label: str) -> str:
     if label == REFERENCE:
         return ""
     scores, reference = values[label], values.get(REFERENCE, {})
-    shared = scores.keys() & reference.keys()
-    broken = sum(math.isinf(scores[seed]) or math.isinf(reference[seed]) for seed in shared)
-    remark = f"{broken} of {len(shared)} seeds {BROKE_DOWN}" if broken else ""
-    return "; ".join(filter(None, [shown(paired_difference(scores, reference), 3), remark]))
+    shared = sorted(scores.keys() & reference.keys())
+    broken = [seed for seed in shared if math.isinf(scores[seed]) or math.isinf(reference[seed])]
+    remark = f"{len(broken)} of {len(shared)} seeds {BROKE_DOWN}" if broken else ""
+    # A seed on which both broke down tells neither from the other.
+    known = {
+        seed: scores[seed] - reference[seed] for seed in shared if seed not in broken or scores[seed] != reference[seed]
+    }
+    return "; ".join(filter(None, [shown(known, 3), remark]))
 
 
 def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> Any:

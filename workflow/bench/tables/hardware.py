@@ -45,7 +45,7 @@ def _step_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
                 "inverse update period": time.period,
                 "machine": time.machine,
                 "repeats or runs": time.took.n,
-                "measured": estimated(time.took),
+                "measured": estimated(time.took, time.repeats),
                 "data": time.data,
             }
 
@@ -64,9 +64,9 @@ def _target_rows(targets: Sequence[TargetTime]) -> Iterator[dict[str, Any]]:
             "machine": time.machine,
             "repeats or runs": time.iterations.runs,
             "reached": time.iterations.reached,
-            "iterations": estimated(time.iterations.took),
+            "iterations": estimated(time.iterations.took, time.iterations.values),
             "iterations measured on": time.iterations_from,
-            "projected" if time.projected else "measured": estimated(time.seconds),
+            "projected" if time.projected else "measured": estimated(time.seconds, time.by_run),
             "data": time.data,
         }
 
@@ -90,8 +90,9 @@ def make(results: Results, folder: Path) -> list[Path]:
         "Step times are those of one process, means over a cycle of the period; step_breakdown waits after each phase, "
         "iteration_time does not",
         "Projected, not measured: iterations to the target on another machine times the step time probed on this one; "
-        "the interval multiplies the bounds of both factors. A run that ended without reaching its target counts as "
-        "infinitely long",
+        "the interval multiplies the bounds of both factors. Two or three repeats or runs stand in parentheses, more "
+        "have an interval; of two to five the value is the geometric mean. A run that ended without reaching its "
+        "target counts as infinitely long",
     ]
     if measured := [time for time in targets if not time.projected]:
         notes.append(comparison.note_on_times(measured, str))

@@ -101,7 +101,7 @@ def _seconds(runs: pd.DataFrame, times: StepTimes) -> tuple[str, str]:
         return NOT_TESTED, NOT_TESTED
     seconds = reaching(mean_seconds(times, training), studies_of(runs))
     ms = number(float(times.blocks(training.label).mean()))
-    return ms, estimated(seconds.took) if seconds else ""
+    return ms, estimated(seconds.took, seconds.values) if seconds else ""
 
 
 def _sweep(runs: pd.DataFrame, metrics: pd.DataFrame) -> TargetSweep | str:
@@ -164,7 +164,7 @@ def _rows(runs: pd.DataFrame, metrics: pd.DataFrame, times: StepTimes) -> Iterat
             configuration.period,
             iterations.runs,
             iterations.reached,
-            estimated(iterations.took),
+            estimated(iterations.took, iterations.values),
             *_seconds(rows, times),
             base_label,
             _faster(rows, base, None),
@@ -203,7 +203,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes = [
         "A run that ended without reaching its target counts as infinitely long: it is part of the median, which is "
         "'not reached' if most runs never reach the target. Below six runs or tuning studies the "
-        "cell is a mean with a t interval, or a median without an interval if a run never reached the target",
+        "cell is a geometric mean with the t interval of logarithms, of two or three runs with these in parentheses, "
+        "or a median without an interval if a run never reached the target",
         "A factor above 1, paired by seed, favors the optimizer. It is ∞ if the other side diverged, or took longer "
         "without reaching the target; seeds on which neither side reaches it are undecided and left out. Too short to "
         "tell: a run ended without reaching the target before the other side reached it, so that it is unknown which "

@@ -1,0 +1,112 @@
+"""Figure 17, appendix: every optimizer against its base, and what it does to the gradient, a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from workflow.bench.analysis.field import Contest, contests
+from workflow.bench.figures import _field as field
+from workflow.bench.figures import _forest as forest
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
+from workflow.bench.figures import _style as style
+from workflow.bench.plan.tiers import FIELD
+from workflow.bench.results.tables import NoDataError, Results
+
+EXPERIMENTS = FIELD
+PROBES = ("field_steps",)
+
+_SHOWN: Final = ("field_autoencoder", "field_autoencoder_lamb", "field_alexnet", "field_language_model")
+_ROW_INCHES: Final = 0.135
+_NOTES: Final = (
+    "Targets are what the base reaches after 30, 40, ... 100 % of its steps, without trivial and early ones; "
+    "iterations to these targets over those of the base optimizer, geometric mean and interval, below 1 in the "
+    "method's favor; methods without a base are compared to the one named above the panel, which has a bare marker; a "
+    "run that misses a target enters with its budget",
+    "cosine, norm: of a matrix's step against the step of SGD with the same gradients, rate and momentum, a dot for "
+    "each workload (median over matrices and 20 steps)",
+)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw a row for each label: its iterations over its base's by workload, and the cosine and norm of its step.
+
+    Raises:
+        NoDataError: no experiment of the field that compares all families has runs.
+    """
+    found = [contest for contest in contests(results) if contest.experiment in _SHOWN]
+    if not found:
+        raise NoDataError(f"none of {', '.join(_SHOWN)} has runs in {results.root}: run make field first.")
+    steps = results.probe("field_steps")
+    steps = steps[steps["experiment"].isin(_SHOWN)]
+    labels = field.ordered(found)
+    figure, (axes,) = style.new_figure(1, len(found) + 2, height=0.6 + _ROW_INCHES * len(labels))
+    names = [style.style_of(label).name for label in labels]
+    for number, (panel, contest) in enumerate(zip(axes, found, strict=False)):
+        title = style.data_title(contest.runs, width=9)
+        panel.set_title(f"{title}\nover {style.style_of(contest.base).name}", fontsize=6)
+        _draw_ratios(panel, contest, labels)
+        _name(panel, names if number == 0 else [""] * len(names))
+    for panel, column in zip(axes[len(found) :], ("cosine", "norm"), strict=True):
+        panel.set_title(f"{column}\nof the step", fontsize=6)
+        _draw_turns(panel, steps, column, labels)
+        _name(panel, [""] * len(names))
+    absent = [] if len(steps) else ["field_steps"]
+    texts: page.Texts = {
+        "caption": field.caption(results, found, _NOTES, absent),
+        "reading": "Iterations to the base's targets, left of 1 is faster; cosine and norm against SGD's step.",
+    }
+    return page.save(figure, folder, "fig17_ratios_appendix", legend=[page.bar_entry()], **texts)
+
+
+def _draw_ratios(axes: Axes, contest: Contest, labels: Sequence[str]) -> None:
+    """Draw the iterations of each label over those of its base, a row each."""
+    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.set_xscale("log")
+    ends = [1.0]
+    for row, label in enumerate(labels):
+        if label not in contest.labels:
+            continue
+        base = contest.base_of(label)
+        if label == base:
+            look = style.style_of(label)
+            axes.plot(1, row, marker=look.marker, color=look.color, markersize=4)
+        elif (ratio := contest.steps(label).estimate) is not None:
+            forest.draw_estimate(axes, ratio, row, label)
+            ends.append(ratio.value)
+    # Values and not intervals set the limits: one wide interval would press all markers together.
+    low, high = max(min(ends) / 1.5, 0.03), min(max(ends) * 1.5, 30.0)
+    axes.set_xlim(low, high)
+    panels.fixed_ticks(axes.xaxis, [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low < tick < high])
+    axes.tick_params(axis="x", labelsize=6)
+
+
+def _draw_turns(axes: Axes, steps: pd.DataFrame, column: str, labels: Sequence[str]) -> None:
+    """Draw a dot for each workload in each label's row: its cosine, or its norm on a logarithmic axis."""
+    for row, label in enumerate(labels):
+        values = steps.loc[steps["optimizer"] == label, column].dropna().astype(float)
+        axes.plot(values, [row] * len(values), ".", color=style.style_of(label).color, markersize=3.5)
+    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    if column == "cosine":
+        axes.set_xlim(-0.1, 1.1)
+        panels.fixed_ticks(axes.xaxis, (0, 0.5, 1))
+    else:
+        axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        if high > 1000 * low:
+            panels.decade_ticks(axes.xaxis, most=3)
+        else:
+            panels.fixed_ticks(axes.xaxis, [tick for tick in (0.1, 0.3, 1, 3, 10) if low < tick < high])
+    axes.tick_params(axis="x", labelsize=6)
+
+
+def _name(axes: Axes, names: Sequence[str]) -> None:
+    forest.name_rows(axes, names)
+    axes.tick_params(axis="y", labelsize=5.8, length=0)
+    for row in range(0, len(names), 2):
+        axes.axhspan(row - 0.5, row + 0.5, color="#F6F6F6", zorder=0, linewidth=0)

@@ -1,0 +1,79 @@
+"""Figure 20, appendix: iterations to eight targets, a panel for each experiment."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from workflow.bench.analysis.target_sweep import TargetSweep
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
+from workflow.bench.figures import _style as style
+from workflow.bench.figures.fig20_target_sweep import TARGETS_NOTE, draw_empty, sweeps_of
+from workflow.bench.results.tables import Results
+
+EXPERIMENTS = ("*",)
+
+_COLUMNS: Final = 3
+_NOTE: Final = (
+    "iterations at which the smoothed metric crosses each target; a curve ends where runs miss the target, and a band "
+    "that reaches the top has no upper bound"
+)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw iterations over the share of the base optimizer's steps, by experiment.
+
+    Raises:
+        NoDataError: there is no run.
+    """
+    shown, left_out = sweeps_of(results)
+    notes = [TARGETS_NOTE, _NOTE, *left_out]
+    if not shown:
+        return draw_empty(results, folder, "fig20_steps_appendix", notes)
+    rows = -(-len(shown) // _COLUMNS)
+    figure, axes = style.new_figure(rows, min(_COLUMNS, len(shown)), height=1.75 * rows)
+    titles = style.data_titles([(one.experiment, one.runs) for one in shown], width=24)
+    for panel, title, one in zip(axes.flat, titles, shown, strict=False):
+        panel.set_title(title, fontsize=6.5)
+        _draw_steps(panel, one.sweep)
+    for panel in axes.flat[len(shown) :]:
+        panel.remove()
+    for panel in axes[:, 0]:
+        panel.set_ylabel("iterations")
+    for panel in axes.flat[: len(shown)][-_COLUMNS:]:
+        panel.set_xlabel("base's steps (%)")
+    runs = pd.concat([one.runs for one in shown], ignore_index=True)
+    legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
+    legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
+    texts: page.Texts = {
+        "caption": page.caption(results, runs, notes=notes),
+        "reading": "A curve ends where runs miss the target, a band at the top has no upper bound.",
+    }
+    return page.save(figure, folder, "fig20_steps_appendix", legend=legend, **texts)
+
+
+def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:
+    """Draw the iterations to each target, one curve per label."""
+    # As if each share were a step of training, so that curves and intervals are those of `draw_curves`.
+    rows = [
+        {"optimizer": label, "seed": seed, "status": "finished", "step": share, "value": steps, "train_seconds": 0.0}
+        for label, course in sweep.courses.items()
+        for seed, crossings in course.crossings.items()
+        for share, steps in zip(sweep.targets, crossings, strict=True)
+    ]
+    taken = pd.DataFrame(rows)
+    finite = taken.loc[np.isfinite(taken["value"]) & (taken["value"] > 0), "value"]
+    if finite.empty:
+        panels.explain_empty(axes, "no run reaches a target", width=24)
+        return
+    axes.set_yscale("log")
+    axes.set_ylim(finite.min() / 1.15, finite.max() * 1.15)
+    panels.draw_curves(axes, taken, x="step", scale=0.01)
+    panels.plain_log_ticks(axes)
+    axes.set_xlim(28, 102)
