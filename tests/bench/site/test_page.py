@@ -20,6 +20,7 @@ from tests.support.synthetic_training import write_training
 from workflow.bench import snakemake_report
 from workflow.bench.analysis.captions import as_rst
 from workflow.bench.analysis.descriptions import parse
+from workflow.bench.analysis.looks import style_of
 from workflow.bench.figures._page import save
 from workflow.bench.figures._style import new_figure
 from workflow.bench.plan.artefacts import Artefact, available, description
@@ -160,6 +161,21 @@ def test_findings_are_those_that_the_results_support_with_links(tmp_path):
     write_csv(file, list(rows[0]), rows)
     printed = "The printed update rule is not the one that works."
     assert set(before) - set(headlines()) == {printed}
+
+
+def test_the_first_page_of_the_field_names_those_with_the_fewest_iterations(tmp_path):
+    """Truth: the kept table, sorted here."""
+    results = write_results(tmp_path / "here" / "field", {"C01": "not tested"})
+    table = read_csv(REFERENCE.parent / "field" / "tables" / "field_results.csv")
+    write_csv(results / "tables" / "field_results.csv", list(table[0]), table)
+    assert main([f"--results={results}", "--tier-title=field tier"]) == 0
+    summary = Tags(section((results / "report.html").read_text(), "summary")).text
+    rows = [row for row in table if row["experiment"] == "field_alexnet" and row["steps / base"]]
+    first, *_, last = sorted(rows, key=lambda row: float(row["steps / base"]))
+    for row, is_named in ((first, True), (last, False)):
+        text = f"{style_of(row['optimizer']).name} {float(row['steps / base']):.3g} ["
+        assert (text in summary) == is_named, text
+    assert "Claim by claim" not in summary
 
 
 def test_a_figure_that_is_no_picture_is_named(tmp_path, capsys):

@@ -23,8 +23,9 @@ from workflow.bench.site.curves import curves_of
 from workflow.bench.site.findings import FINDINGS, Kept, UnsupportedError
 from workflow.bench.site.glossary import read_glossary
 from workflow.bench.site.grids import grid
+from workflow.bench.site.leaders import FIELD, leaders
 from workflow.bench.site.library import packed
-from workflow.bench.site.prose import inline, named
+from workflow.bench.site.prose import experiment_name, inline, named
 from workflow.bench.support.config import shown_path
 from workflow.bench.support.errors import DamagedFileError
 from workflow.bench.support.reading import read_bytes, read_text
@@ -63,11 +64,13 @@ def page(content: Content) -> str:
     about, glossary = describe(CLAIMS), read_glossary()
     file = content.results / "tables" / "hardware.csv"
     curves = curves_of(Results(content.results))
+    field = content.results / "tables" / f"{FIELD}.csv"
     html = render(
         "site/page.html.j2",
         content=content,
         findings=_findings(content),
         strongest=_STRONGEST,
+        leaders=leaders(read_csv(field)) if field.is_file() else {},
         curves=curves,
         curve_data={of.experiment: of.panels for of in curves},
         library=packed() if curves else "",
@@ -88,6 +91,7 @@ def page(content: Content) -> str:
         data_files=data_files,
         inline=inline,
         named=named,
+        experiment_name=experiment_name,
         # As they are: all are this project's own.
         style=Markup(read_text(SITE / "style.css")),
         script=Markup(read_text(SITE / "script.js")),

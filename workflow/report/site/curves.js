@@ -11,6 +11,7 @@
   };
   const DATA = JSON.parse(one("#curve-data").textContent);
   const INK = "#1d2126", SOFT = "#59616b", GRID = "#e4e7eb";
+  const MOST_BANDS = 10, MOST_CURVES = 12, FIRST = 8;
   const OVER = { step: "steps", seconds: "training time (s)" };
 
   let library;
@@ -23,6 +24,17 @@
   // Matplotlib's dashes are in widths of the line.
   const dashes = (curve) => curve.dash.map((part) => 1.6 * part);
   const shown = (chart) => chart.measure.curves.filter((curve) => !chart.hidden.has(curve.name));
+  /* Of many curves those that end best are on at first. */
+  const leaveBest = (chart) => {
+    const { curves, name } = chart.measure;
+    if (curves.length <= MOST_CURVES) return;
+    const worst = name.endsWith("loss") ? Infinity : -Infinity;
+    const ends = curves.map((curve) => curve.value[curve.value.length - 1] ?? worst).sort((a, b) => (worst > 0 ? a - b : b - a));
+    for (const curve of curves) {
+      const end = curve.value[curve.value.length - 1] ?? worst;
+      if (worst > 0 ? end > ends[FIRST - 1] : end < ends[FIRST - 1]) chart.hidden.add(curve.name);
+    }
+  };
   const number = (value) => (value === null ? "–" : Math.abs(value) < 1e6 ? String(Number(value.toPrecision(3))) : value.toExponential(2));
 
   /* Runs that diverge would flatten the other curves: the axis is that of curves without such runs, and of values that are
@@ -47,6 +59,7 @@
         .map((value, at) => ({ name: curve.name, x: curve[chart.over][at], value, low: curve.low[at], high: curve.high[at] }))
         .filter((row) => row.value !== null && (!chart.isLog || row.value > 0)),
     );
+    const banded = curves.length > MOST_BANDS ? [] : rows.filter((row) => row.low !== null && row.high !== null && (!chart.isLog || row.low > 0));
     const xs = curves.flatMap((curve) => curve[chart.over]);
     const y = { type: "quantitative", scale: { type: chart.isLog ? "log" : "linear", domain: extent(chart), nice: false }, title: null };
     const color = { field: "name", type: "nominal", scale: range(chart.measure.curves.map((curve) => curve.color)), legend: null };
@@ -69,7 +82,8 @@
           data: { values: [{}] }, mark: { type: "rule", color: SOFT, strokeDash: [2, 3], clip: true }, encoding: { x: null, y: { datum: goal, ...y } },
         })),
         {
-          data: { name: "bands", values: rows.filter((row) => row.low !== null && row.high !== null && (!chart.isLog || row.low > 0)) },
+          // Copies: Vega marks the rows of a data set, and a row of two sets would have the marks of the last one.
+          data: { name: "bands", values: banded.map((row) => ({ ...row })) },
           mark: { type: "area", opacity: 0.14, clip: true },
           encoding: { y: { field: "low", ...y, stack: null }, y2: { field: "high" }, color },
         },
@@ -86,7 +100,8 @@
   const tell = (chart, x) => {
     const end = Math.max(...chart.measure.curves.flatMap((curve) => curve[chart.over]));
     const where = `${number(x ?? end)} ${chart.over === "step" ? "steps" : "s"}`;
-    chart.where.textContent = x === null ? `At the end (${where})` : `After ${where}`;
+    const [on, of] = [shown(chart).length, chart.measure.curves.length];
+    chart.where.textContent = `${x === null ? `At the end (${where})` : `After ${where}`}${on < of ? `, ${on} of ${of} on` : ""}`;
     for (const [curve, output] of chart.outputs) {
       const at = nearest(curve[chart.over], x ?? end);
       const interval = curve.low[at] === null || curve.high[at] === null ? "" : ` [${number(curve.low[at])}, ${number(curve.high[at])}]`;
@@ -153,7 +168,7 @@
 
   const setUp = (holder) => {
     const panels = DATA[holder.dataset.experiment];
-    const chart = { hidden: new Set(), over: "step" };
+    const chart = { over: "step" };
     const numbered = (entries) => entries.map((entry, place) => [String(place), entry.name]);
     const measures = make("span");
     const setMeasure = (place) => {
@@ -167,7 +182,9 @@
     };
     const setPanel = (place) => {
       chart.panel = panels[place];
+      chart.hidden = new Set();
       setMeasure(0);
+      leaveBest(chart);
     };
     const all = (isShown) => make("button", { type: "button", className: "button", textContent: isShown ? "All on" : "All off", onclick: () => {
       chart.hidden = new Set(isShown ? [] : chart.measure.curves.map((curve) => curve.name));
