@@ -59,7 +59,6 @@
         .map((value, at) => ({ name: curve.name, x: curve[chart.over][at], value, low: curve.low[at], high: curve.high[at] }))
         .filter((row) => row.value !== null && (!chart.isLog || row.value > 0)),
     );
-    const banded = curves.length > MOST_BANDS ? [] : rows.filter((row) => row.low !== null && row.high !== null && (!chart.isLog || row.low > 0));
     const xs = curves.flatMap((curve) => curve[chart.over]);
     const y = { type: "quantitative", scale: { type: chart.isLog ? "log" : "linear", domain: extent(chart), nice: false }, title: null };
     const color = { field: "name", type: "nominal", scale: range(chart.measure.curves.map((curve) => curve.color)), legend: null };
@@ -81,12 +80,12 @@
         ...chart.measure.goals.map((goal) => ({
           data: { values: [{}] }, mark: { type: "rule", color: SOFT, strokeDash: [2, 3], clip: true }, encoding: { x: null, y: { datum: goal, ...y } },
         })),
-        {
-          // Copies: Vega marks the rows of a data set, and a row of two sets would have the marks of the last one.
-          data: { name: "bands", values: banded.map((row) => ({ ...row })) },
-          mark: { type: "area", opacity: 0.14, clip: true },
-          encoding: { y: { field: "low", ...y, stack: null }, y2: { field: "high" }, color },
-        },
+        // A layer for each band: as areas of one layer, by name, they came out with the points of several bands.
+        ...(curves.length > MOST_BANDS ? [] : curves).map((curve) => ({
+          data: { values: rows.filter((row) => row.name === curve.name && row.low !== null && row.high !== null && (!chart.isLog || row.low > 0)).map((row) => ({ ...row })) },
+          mark: { type: "area", opacity: 0.14, clip: true, color: curve.color },
+          encoding: { y: { field: "low", ...y, stack: null }, y2: { field: "high" } },
+        })),
         { data: { name: "lines", values: rows }, mark: { type: "line", strokeWidth: 2, clip: true }, encoding: { y: { field: "value", ...y, axis: { tickCount: 6, format: "~g" } }, color, strokeDash: dash } },
         { data: { values: [{}] }, mark: { type: "rule", color: SOFT }, encoding: { x: { datum: { expr: "cursor" } }, opacity: { value: { expr: "isPointed ? 0.6 : 0" } } } },
       ],
