@@ -326,7 +326,7 @@ def test_the_committed_experiments_are_planned_in_full(tier: str):
         "width",
         *(SMALL if tier != "embedded" else ()),
     }
-    assert plan.notes == [f"{name}: left out, it has no tier '{tier}'" for name in sorted(left_out)]
+    assert list(plan.notes) == [f"{name}: left out, it has no tier '{tier}'" for name in sorted(left_out)]
     files = {file.stem for file in (config.CONFIG / "experiments").glob("*.yaml")}
     assert set(plan.experiments) | left_out == files
     rivals = {"lamb", "kaisa", "mkor", "mkor_released", "mkor_h", "eva", "hylo"}
