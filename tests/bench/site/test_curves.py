@@ -32,7 +32,7 @@ def test_a_curve_has_the_median_over_seeds_at_every_evaluation(tmp_path):
     found = by_experiment(write_training(tmp_path))
     assert sorted(found) == ["alexnet_cifar100", "bert_base_squad", "bert_imdb", "resnet50_imagenet"]
     (panel,) = found["resnet50_imagenet"].panels
-    assert panel["name"] == "ResNet-20, resnet20 data"
+    assert panel["name"] == "Resnet20 data (ResNet-20)"
     accuracies = measure(panel, "validation accuracy")
     assert accuracies["goals"] == [0.9]
     curve = next(of for of in accuracies["curves"] if of["id"] == "mkor")

@@ -1,4 +1,4 @@
-"""The name of each method and workload in figures and on the site, and each method's color, marker and line style.
+"""The names of methods, workloads and data in figures and on the site; each method's color, marker and line style.
 
 Methods that a panel shows together have colors that differ with normal vision, deuteranopia and protanopia (a test
 states the distances), and markers and line styles that differ where their colors are alike in gray. A plain dashed line
@@ -7,10 +7,13 @@ always means a model, a hollow marker a published value.
 
 from __future__ import annotations
 
+import textwrap
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import pandas as pd
 
 _DASHES: Final[dict[str, Any]] = {
     "solid": "-",
@@ -134,6 +137,12 @@ WORKLOADS: Final[dict[str, str]] = {
     "bert_large": "BERT-Large",
     "gpt_7b": "GPT 7B",
 }
+_DATA: Final[dict[str, str]] = {
+    "scikit-learn's digits": "Digits",
+    "glyphs of matplotlib's fonts": "Font glyphs",
+    "docstrings of scikit-learn and SciPy": "Docstrings",
+}
+"""Short names of data, by what stands before a size in a run's name of it."""
 
 
 def style_of(label: str) -> MethodStyle:
@@ -158,3 +167,27 @@ def in_order(labels: Iterable[str]) -> list[str]:
 def workload_name(workload: str) -> str:
     """Return a workload's name for titles."""
     return WORKLOADS.get(workload, workload.replace("_", " "))
+
+
+def data_title(runs: pd.DataFrame, *, width: int = 99) -> str:
+    """Return a panel's title: the data of the runs before the model, as in ``Digits (ResNet-20)``.
+
+    A name of an experiment or of the paper's model would say of small data that it is ImageNet. A text longer than
+    ``width`` letters takes several lines.
+    """
+    data, model = runs["dataset"].dropna(), workload_name(str(runs["workload"].iloc[0]))
+    if data.empty:
+        return model
+    whole = str(data.iloc[0]).partition(", ")[0]
+    known = _DATA.get(whole, whole[:1].upper() + whole[1:])
+    whole = f"{known} ({model})"
+    return whole if len(whole) <= width else "\n".join([*textwrap.wrap(known, width), f"({model})"])
+
+
+def data_titles(places: Sequence[tuple[str, pd.DataFrame]], *, width: int = 99) -> list[str]:
+    """Return the titles (`data_title`) of panels, given as experiment and runs; equal ones name the experiment, too."""
+    titles = [data_title(runs, width=width) for _, runs in places]
+    return [
+        f"{title}\n{experiment}" if titles.count(title) > 1 else title
+        for title, (experiment, _) in zip(titles, places, strict=True)
+    ]

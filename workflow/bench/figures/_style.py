@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -20,6 +19,8 @@ from matplotlib.figure import Figure
 from workflow.bench.analysis.looks import STYLES as STYLES
 from workflow.bench.analysis.looks import WORKLOADS as WORKLOADS
 from workflow.bench.analysis.looks import MethodStyle as MethodStyle
+from workflow.bench.analysis.looks import data_title as data_title
+from workflow.bench.analysis.looks import data_titles as data_titles
 from workflow.bench.analysis.looks import in_order as in_order
 from workflow.bench.analysis.looks import style_of as style_of
 from workflow.bench.analysis.looks import workload_name as workload_name
@@ -32,12 +33,6 @@ GUIDE: Final = "#444444"
 """Color of everything that belongs to no method: targets, published values, lines of no difference."""
 MODEL_LINE: Final = "--"
 
-_DATA: Final[dict[str, str]] = {
-    "scikit-learn's digits": "Digits",
-    "glyphs of matplotlib's fonts": "Font glyphs",
-    "docstrings of scikit-learn and SciPy": "Docstrings",
-}
-"""Short names of data, by what stands before a size in a run's name of it."""
 _FONT_SCALE: Final = 0.885
 """8.5 points for titles and labels of axes, 7.8 for ticks and legends."""
 _THEME: Final[Any] = {
@@ -94,30 +89,6 @@ def seaborn_looks(looks: Mapping[str, MethodStyle]) -> dict[str, Any]:
 def paper_name(optimizer: str) -> str:
     """Return the name of a method of the paper's tables: the paper's own, but KFAC's as in the legend."""
     return STYLES["kaisa"].name if optimizer.lower() == "kaisa" else optimizer
-
-
-def data_title(runs: pd.DataFrame, *, width: int = 99) -> str:
-    """Return a panel's title: the data of the runs before the model, as in ``Digits (ResNet-20)``.
-
-    A name of an experiment or of the paper's model would say of small data that it is ImageNet. A text longer than
-    ``width`` letters takes several lines.
-    """
-    data, model = runs["dataset"].dropna(), workload_name(str(runs["workload"].iloc[0]))
-    if data.empty:
-        return model
-    whole = str(data.iloc[0]).partition(", ")[0]
-    known = _DATA.get(whole, whole[:1].upper() + whole[1:])
-    whole = f"{known} ({model})"
-    return whole if len(whole) <= width else "\n".join([*textwrap.wrap(known, width), f"({model})"])
-
-
-def data_titles(places: Sequence[tuple[str, pd.DataFrame]], *, width: int = 99) -> list[str]:
-    """Return the titles (`data_title`) of panels, given as experiment and runs; equal ones name the experiment, too."""
-    titles = [data_title(runs, width=width) for _, runs in places]
-    return [
-        f"{title}\n{experiment}" if titles.count(title) > 1 else title
-        for title, (experiment, _) in zip(titles, places, strict=True)
-    ]
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

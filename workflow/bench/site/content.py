@@ -57,7 +57,7 @@ def describe(name: str) -> Description:
     text = described(name)
     if text is None:
         return Description(name, Markup())
-    title = re.sub(r"\((Figure|Table) (\d+)\)", "(\\1\u00a0\\2)", text.title)
+    title = re.sub(r"\((Figure|Table) (\d+)(, appendix)?\)", "(\\1\u00a0\\2\\3)", text.title)
     reading, *more = map(inline, text.paragraphs)
     return Description(title, reading, tuple(more))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.curves import curve
-from workflow.bench.analysis.looks import in_order, style_of, workload_name
+from workflow.bench.analysis.looks import data_title, in_order, style_of
 from workflow.bench.results.columns import BROKEN_DOWN, ENDED
 from workflow.bench.results.tables import Results
 from workflow.bench.site.prose import experiment_name
@@ -73,7 +73,7 @@ def _panels(runs: pd.DataFrame, metrics: pd.DataFrame) -> Iterator[dict[str, Any
         runs[column] = runs[column].map(lambda given: given or {})
     trained = runs["workload"] + runs["workload_parameters"].map(lambda given: json.dumps(given, sort_keys=True))
     of_panels = [of_panel for _, of_panel in runs.groupby(trained, sort=False)]
-    for of_panel, name in zip(of_panels, _panel_names([of_panel.iloc[0] for of_panel in of_panels]), strict=True):
+    for of_panel, name in zip(of_panels, _panel_names(of_panels), strict=True):
         rows = metrics.merge(_series(of_panel), on="run")
         yield {
             "name": name,
@@ -86,19 +86,16 @@ def _panels(runs: pd.DataFrame, metrics: pd.DataFrame) -> Iterator[dict[str, Any
         }
 
 
-def _panel_names(firsts: Sequence[pd.Series]) -> list[str]:
-    """Return what was trained on which data, from one run each; where two are alike, with the sizes that differ."""
-    names = [
-        ", ".join(str(text) for text in (workload_name(run["workload"]), run["dataset"]) if not pd.isna(text))
-        for run in firsts
-    ]
-    named = []
-    for name, run in zip(names, firsts, strict=True):
-        alike = [other["workload_parameters"] for other, its in zip(firsts, names, strict=True) if its == name]
-        given = run["workload_parameters"]
+def _panel_names(of_panels: Sequence[pd.DataFrame]) -> list[str]:
+    """Return what was trained on which data, as figures name it; where two are alike, with the sizes that differ."""
+    titles = [data_title(runs) for runs in of_panels]
+    sizes = [runs["workload_parameters"].iloc[0] for runs in of_panels]
+    names = []
+    for title, given in zip(titles, sizes, strict=True):
+        alike = [other for other, its in zip(sizes, titles, strict=True) if its == title]
         differing = [key for key in given if any(other.get(key) != given[key] for other in alike)]
-        named.append(", ".join([name, *(f"{key.replace('_', ' ')} {given[key]}" for key in differing)]))
-    return named
+        names.append(", ".join([title, *(f"{key.replace('_', ' ')} {given[key]}" for key in differing)]))
+    return names
 
 
 def _goals(runs: pd.DataFrame, split: str, metric: str) -> list[float]:

@@ -121,7 +121,7 @@ def _findings(content: Content) -> list[tuple[str, Markup]]:
     kept, found = Kept(content.results, content.results.parent / "field"), []
     for headline, write in FINDINGS.items():
         # A folder need not have all tables, rows and numbers that a finding reads; the committed results have them.
-        with suppress(UnsupportedError, LookupError, ValueError):
+        with suppress(UnsupportedError, LookupError, ValueError, FileNotFoundError):
             found.append((headline, write(kept)))
     pages = {claim.id: (f"claim/{claim.id}", claim.id) for claim in content.claims}
     for shown in chain.from_iterable(content.shown.values()):
