@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from baselines import method_class
 from benchmarks.methods import RATE, methods
 from benchmarks.models import Encoder
-from benchmarks.page import fill
 from mkor_core import Method, Preconditioner
 from workflow.bench.probes._counting import META, Counting, Counts
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
+from workflow.bench.support.pages import fill
 
 
 def bert_large() -> Encoder:

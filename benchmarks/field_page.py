@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import pandas as pd
 
-from benchmarks.page import fill
 from workflow.bench.analysis.field import NO_CLOCK
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ROOT, ConfigError
+from workflow.bench.support.pages import fill
 
 PAGE: Final = ROOT / "docs" / "field.md"
 NAMES: Final = {

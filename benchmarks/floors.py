@@ -20,12 +20,12 @@ from typing import Final
 import pandas as pd
 import torch
 
-from benchmarks.page import fill
 from benchmarks.step_rows import ADAMW, FACTOR, FACTOR_BLOCK, SGD
 from workflow.bench.probes import _costs, _timing
 from workflow.bench.probes._costs import CostedLayer, LayerCost, MachineModel
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
+from workflow.bench.support.pages import fill
 
 TOKENS: Final = 4096
 

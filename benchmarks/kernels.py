@@ -32,7 +32,6 @@ from baselines import Eva
 from benchmarks.counting import bert_large
 from benchmarks.methods import RATE
 from benchmarks.models import Encoder
-from benchmarks.page import fill
 from mkor_core import MKOR, Method, Preconditioner
 from mkor_core.engines.in_kernels import Kernels
 from mkor_core.kernels import grouped
@@ -43,6 +42,7 @@ from workflow.bench.probes._counting import META, Counting
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.files import write_atomically
+from workflow.bench.support.pages import fill
 
 ARCHITECTURES: Final = {"sm_80": 80, "sm_90": 90}
 MOST_REGISTERS: Final = 168

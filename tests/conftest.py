@@ -1,4 +1,4 @@
-"""Prints what the contract suite checked of every method, and what tests of faults counted."""
+"""Prints what the contract suite checked of every method, what tests of faults counted, and what was not checked."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.tally import counted, shortfalls
+from tests.support.unchecked import reason_of, unchecked
 
 # Triton's kernels run in its interpreter where it is installed; it reads this when it is imported, by PyTorch perhaps.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -151,8 +152,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             if outcome == "passed":
                 checked[method][point.replace("_", " ")] += 1
             else:
-                reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-                left_out[method].append(f"{point.replace('_', ' ')}: {reason.removeprefix('Skipped: ')}")
+                left_out[method].append(f"{point.replace('_', ' ')}: {reason_of(report)}")
     if not checked:
         return
     terminalreporter.section("the contract, method by method")
@@ -161,6 +161,20 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.line(f"{method}: {points or 'nothing'}")
         for reason in left_out[method]:
             terminalreporter.line(f"    left out: {reason}")
+
+
+APART = ("test-faults", "test-slurm", "test-mutations")
+"""Targets of make whose tests a run of all tests leaves out; that of the kernels counts as skipped without Triton."""
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say in the last line of a run what it did not check."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput") or config.option.collectonly:
+        return
+    apart = APART if config.args_source is config.ArgsSource.TESTPATHS else ()
+    if line := unchecked(reporter.stats.get("skipped", []), CONTRACT, apart):
+        reporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "data": {"support"},
     "workloads": {"support", "data"},
     "plan": {"support", "data", "workloads"},
+    "downloads": {"support", "data", "plan"},
     "training": {"support", "data", "workloads", "plan"},
     "results": {"support", "plan", "training"},
     "analysis": {"support", "plan", "results"},
@@ -36,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "figures": {"support", "plan", "results", "analysis"},
     "site": {"support", "plan", "results", "analysis", "claims"},
     "probes": {"support", "data", "workloads", "plan", "training", "analysis.fits"},
-    "cluster": {"support", "data", "plan", "training", "results", "probes._links", "probes._costs"},
+    "cluster": {"support", "data", "plan", "downloads", "training", "results", "probes._links", "probes._costs"},
 }
 """The rooms of mkor_core, of workflow/bench in the order of the data, and workflow/cluster; what each may import.
 
@@ -63,7 +64,7 @@ LARGEST_FOLDER = 12
 PACKAGES = {"mkor_core": set(), "baselines": {"mkor_core"}, "workflow": {"mkor_core", "baselines"}}
 """Top-level packages, and the others that each may import."""
 
-NO_TORCH = ("support", "plan", "results", "analysis", "claims", "tables", "figures", "site")
+NO_TORCH = ("support", "plan", "downloads", "results", "analysis", "claims", "tables", "figures", "site")
 
 
 def imports(source: str) -> Iterator[str]:

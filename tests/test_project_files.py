@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 import yaml
@@ -55,6 +56,18 @@ def test_the_makefile_names_files_that_exist():
     named = re.findall(r"(?<![\w.-])[\w./]+/\w+\.py\b", MAKEFILE)
     assert "mkor_core/maths/knee.py" in named
     assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_help_lists_every_target_in_a_group_and_in_lines_that_fit():
+    """Truth: the targets that the Makefile declares; two are parts of `make test`."""
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (declared,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    listed = re.findall(r"^  make ([a-z-]+) ", said, re.MULTILINE)
+    assert sorted(listed) == sorted(set(declared.split()) - {"test-types", "test-all"})
+    assert max(map(len, said.splitlines())) <= 120
+    groups = re.split(r"\n\n(?=[A-Z][^\n]*:\n)", said)
+    assert len(groups) > 4
+    assert groups[0].split()[:2] == ["make", "help"]
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])

@@ -13,12 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import floors
 from benchmarks.counting import bert_large
-from benchmarks.page import fill
 from tests.support.formulas import value
 from workflow.bench.probes import _costs as costs
 from workflow.bench.probes._costs import BERT_LARGE, CostedLayer, LayerCost, MachineModel
 from workflow.bench.probes._counting import META, Counting
 from workflow.bench.support.config import ROOT, ConfigError
+from workflow.bench.support.pages import fill
 
 M, N, W, ROWS = 48, 32, 4, 64
 LAYER = CostedLayer(M, N)

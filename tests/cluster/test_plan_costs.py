@@ -14,6 +14,7 @@ from tests.support import experiments
 from tests.support.pbs.cluster import PROFILE, ROOT
 from workflow.bench import count_workloads
 from workflow.bench.claims import RULES
+from workflow.bench.downloads import needs
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.plan.step_costs import FILE, shape_of, step_costs
@@ -210,10 +211,34 @@ def test_every_claim_is_of_the_table_or_of_a_probe():
             assert set(given["rivals"]) < set(claim_costs.NEEDS[claim].labels)
 
 
-def test_without_a_cluster_the_paper_tier_is_estimated_on_polaris_and_others_are_not(paper):
+def test_without_a_cluster_data_is_missed_and_the_paper_tier_is_estimated_on_polaris(paper, tmp_path, monkeypatch):
+    monkeypatch.setenv("MKOR_DATA", str(tmp_path / "data"))
     plan, cluster = paper
-    assert list(preflight.lines_without_cluster(plan)) == said(plan, cluster)
+    assert list(preflight.lines_without_cluster(plan)) == [*needs.lines(plan), *said(plan, cluster)]
+    single = Plan.load(tier="single_gpu", hardware="test", results=str(tmp_path))
+    assert list(preflight.lines_without_cluster(single)) == list(needs.lines(single))
     assert list(preflight.lines_without_cluster(Plan.load(hardware="test"))) == []
+
+
+def test_data_of_experiments_that_are_done_is_not_missed(paper, tmp_path, monkeypatch):
+    monkeypatch.setenv("MKOR_DATA", str(tmp_path / "data"))
+    plan, cluster = paper
+    left = {"resnet50_imagenet"}
+    done = {run.id for job in plan.jobs if job.experiment not in left for run in job.runs}
+    monkeypatch.setattr(preflight, "_steps_left", lambda _, run: 0 if run.id in done else 1)
+    expected = list(needs.lines(plan, left))
+    assert expected[0].startswith("data: imagenet: ")
+    for lines in (preflight.lines(plan, cluster), preflight.lines_without_cluster(plan)):
+        assert [line for line in lines if line.startswith("data: ")] == expected
+
+
+def test_a_cluster_copies_what_the_runs_read_where_its_file_says_so(paper):
+    """Truth: bert_phase1's shards; ImageNet, which the file says is not copied."""
+    _, cluster = paper
+    assert cluster.training("bert_phase1").staged == ("pretraining",)
+    assert " --stage pretraining" in cluster.launch(cluster.training("bert_phase1"), 1)
+    assert cluster.training("resnet50_imagenet").staged == ()
+    assert "--stage" not in cluster.launch(cluster.training("resnet50_imagenet"), 1)
 
 
 def test_the_pages_state_the_node_hours_of_the_estimate(paper):

@@ -515,7 +515,8 @@ def test_a_dry_run_prints_node_hours_and_plan_with_no_account(tmp_path):
     assert "recorded as skipped: bert_pretraining/hylo: hylo keeps the rows of all layers, 464 GB" in dry_run.stderr
     assert "\nrule refuse:\n    output: results/polaris/paper/bert_pretraining/hylo.csv\n" in dry_run.stdout
     assert "account: none yet" in dry_run.stderr
-    assert "data: imagenet is not in" in dry_run.stderr
+    assert f"data: weights: not in {tmp_path}; runs of bert_base_squad, bert_imdb will be skipped" in dry_run.stderr
+    assert "data: python -m workflow.bench.fetch --tier paper brings what can be downloaded" in dry_run.stderr
     assert "disk: at most" in dry_run.stderr
     assert "resnet50_imagenet/mkor.csv" in dry_run.stdout
     assert "launch --nodes 16 --ranks 64 --cores 32 --minutes 180" in dry_run.stdout

@@ -10,15 +10,15 @@ from tests.support.experiments import block, load, make_folder, optimizer, write
 from workflow.bench import summarize
 from workflow.bench.plan.artefacts import Artefact
 from workflow.bench.results.costs import JobCost
-from workflow.bench.support.config import ConfigError
+from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.support.errors import UnreadableError
 
 
 def test_the_pages_are_current(tmp_path):
-    """Run `python -m workflow.bench.summarize` after a change of results/reference or of the artefacts."""
+    """Run `python -m workflow.bench.summarize` after a change of results/reference, facts.yaml or the artefacts."""
     assert summarize.main([f"--out-dir={tmp_path}"]) == 0
     for name in summarize.PAGES:
-        assert (summarize.DOCS / name).read_text(encoding="utf-8") == (tmp_path / name).read_text(encoding="utf-8")
+        assert (ROOT / name).read_text(encoding="utf-8") == (tmp_path / name).read_text(encoding="utf-8")
 
 
 def keep(folder: Path, hardware: str, tier: str, **verdicts: str) -> Path:

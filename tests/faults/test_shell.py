@@ -45,7 +45,7 @@ PLAIN = "plainword"
 
 PLACES = (
     *(*NAMED, "results in the file", "title of a tier", "title of an experiment"),
-    *("queue", "data", "folder of a cluster"),
+    *("queue", "folder of a cluster"),
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import miniature
 from tests.support.experiments import rows
-from tests.support.miniature import RESULTS
+from tests.support.miniature import RESULTS, SAID
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import available, planned_artefacts
 from workflow.bench.support.config import ROOT
@@ -36,6 +36,13 @@ def test_every_artefact_is_made(finished):
     assert [text for text in texts if not (finished / RESULTS / text).read_text().strip()] == []
     copies = {file.name: file.read_bytes() for file in (finished / "figures").iterdir()}
     assert copies == {file: (finished / RESULTS / "figures" / file).read_bytes() for file in figures}
+
+
+def test_a_whole_run_prints_few_lines_that_fit(finished):
+    lines = (finished / SAID).read_text().splitlines()
+    assert [line for line in lines if line.startswith("100%, ")]
+    assert len(lines) <= 30, lines
+    assert max(len(line) for line in lines if "Complete log" not in line) <= 120, max(lines, key=len)
 
 
 def test_every_run_finished_and_stands_in_its_experiment_s_table(finished):

@@ -91,11 +91,11 @@ MADE = {
     "compare": ["python", "-m", "workflow.bench.compare", "WORDS", "--tier=TEXT"],
     "tune": ["python", "-m", "workflow.bench.tune", "WORDS", "--label", "WORDS", "--tier=TEXT", "--jobs=TEXT"],
     "crate": ["python", "-m", "workflow.bench.crate", "--tier=TEXT"],
-    "timing": ["python", "-m", "workflow.bench.timing", "--cores", "TEXT"],
+    "timing": ["python", "-m", "workflow.bench.timing", "--cores", "TEXT", "--wait=TEXT", "--anyway"],
     "test-mutations": ["python", "-m", "tests.mutation", "WORDS", "--sample", "TEXT", "--workers", "TEXT"],
 }
 """The commands of make's targets, where variables of a user stand for words or for one text."""
-VARIABLES = ("FOLDERS", "TIER", "EXPERIMENT", "CORES", "WORKERS", "LABEL", "JOBS", "MODULE", "SAMPLE")
+VARIABLES = ("FOLDERS", "TIER", "EXPERIMENT", "CORES", "WORKERS", "LABEL", "JOBS", "MODULE", "SAMPLE", "WAIT", "ANYWAY")
 
 
 @examples(one_in=20)

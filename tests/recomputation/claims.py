@@ -177,7 +177,7 @@ def period_loss(folder: Folder, given: list[Condition]) -> list[Part]:
         for shorter, longer in zip(means.index, means.index[1:], strict=False):
             found = difference(means.loc[longer].dropna(), means.loc[shorter].dropna(), folder.level)
             if found:
-                parts.append(judged(f"{label}, period {longer:g} - {shorter:g}", found, given[0], fall))
+                parts.append(judged(f"{label}, period {longer:g} minus period {shorter:g}", found, given[0], fall))
     return parts
 
 

@@ -110,12 +110,9 @@ def verdict(found: Found, condition: Condition, fall: float = 1.0) -> str:
     flip = 1 if sign[0] == ">" else -1
     ends = sorted((flip * found.low, flip * found.high))
     holds = [end > flip * bound or (len(sign) == 2 and end == flip * bound) for end in ends]
-    if all(holds):
-        return "confirmed"
-    if not any(holds):
-        return "refuted"
-    within = margin is not None and len(sign) == 1 and least <= found.low and found.high <= most
-    return "no difference" if within else "inconclusive"
+    if margin is not None and len(sign) == 1 and least <= found.low and found.high <= most:
+        return "no difference"
+    return "confirmed" if all(holds) else "inconclusive" if any(holds) else "refuted"
 
 
 def of_all(verdicts: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 
 from tests.support import synthetic_claims, synthetic_probes, synthetic_tables
 from tests.support.experiments import load, make_folder
-from tests.support.fork_server import snakemake
+from tests.support.fork_server import commands_fork, snakemake
 from tests.support.shared import folder_of_run
 from tests.support.synthetic_probes import write_probe
 from workflow.bench.plan.experiment_files import label_of
@@ -35,6 +36,8 @@ MADE_UP = {
 }
 """Rows of the probes that take long; the others measure. Each probe's command is tested in tests/bench/probes."""
 RESULTS = Path("results/test/embedded")
+SAID = "said.txt"
+"""What the pipeline printed."""
 BERT = {"batch_size": 8, "layers": 1, "hidden_size": 8, "heads": 1, "vocabulary_size": 256, "sequence_length": 16}
 SMALL: dict[str, dict[str, Any]] = {
     "alexnet": {"channels": 2, "hidden": 8},
@@ -115,7 +118,11 @@ def _call(folder: Path) -> None:
     for name, make in MADE_UP.items():
         write_probe(folder / RESULTS, name, make())
     write_probe(folder / RESULTS, "step_time", synthetic_probes.step_time(_labels(folder / "config")))
-    settings = ("--config", "config_dir=config", "hardware=test")
-    called = snakemake(folder, "--snakefile", str(ROOT / "Snakefile"), "--cores", "2", "artefacts", *settings)
+    settings = ("--config", "config_dir=config", "hardware=test", "--logger", "progress")
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "workflow" / "plugins")])
+    environment = {**os.environ, **commands_fork(), "PYTHONPATH": paths}
+    arguments = ("--snakefile", str(ROOT / "Snakefile"), "--cores", "2", "artefacts", *settings)
+    called = snakemake(folder, *arguments, environment=environment)
+    (folder / SAID).write_text(called.stderr)
     logs = "".join(f"{log}:\n{log.read_text()}" for log in (folder / RESULTS / "logs").rglob("*.log"))
     assert called.returncode == 0, f"{logs[-6000:]}\n{called.stderr[-3000:]}"

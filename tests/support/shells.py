@@ -85,14 +85,12 @@ def recorded(commands: Sequence[str], folder: Path) -> list[list[str]]:
 
 
 def cluster_with(place: str, text: str) -> dict[str, Any]:
-    """Return the content of a cluster's file with a text as its queue or data set, if that is the place."""
+    """Return the content of a cluster's file with a text as its queue, if that is the place."""
     content: dict[str, Any] = yaml.safe_load((PROFILE / "cluster.yaml").read_text())
     need = content["training"]["default"]
     if place == "queue":
         content["queues"][text] = content["queues"][need["queue"]]
         need["queue"] = text
-    elif place == "data":
-        need |= {"data": [text], "stage": True}
     return content
 
 
@@ -137,7 +135,7 @@ def configure(folder: Path, place: str, text: str) -> dict[str, str]:
         file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "title": text, "paper": text}))
     if place == "config_dir":
         settings["config_dir"] = config.rename(config.with_name(text)).name
-    if place in ("queue", "data", "folder of a cluster"):
+    if place in ("queue", "folder of a cluster"):
         profile = folder / (text if place == "folder of a cluster" else "profile")
         profile.mkdir()
         (profile / "cluster.yaml").write_text(yaml.safe_dump(cluster_with(place, text)))

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from workflow.bench.results.tables import NoDataError
 from workflow.bench.results.verification import refuse_links_in
 from workflow.bench.site.content import Content
 from workflow.bench.site.machines import gather
 from workflow.bench.site.page import page
-from workflow.bench.support.command_line import run_command
+from workflow.bench.support.command_line import FAILURES, run_command
 from workflow.bench.support.config import shown_path
 from workflow.bench.support.files import write_atomically
 
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_atomically(file, page(content))
         print(shown_path(file))
 
-    return run_command(parser, work, arguments)
+    return run_command(parser, work, arguments, failures=(*FAILURES, NoDataError))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final, NamedTuple
 
+from workflow.bench.downloads import needs
 from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import planned_artefacts, planned_probes
 from workflow.bench.plan.runs import Job, Run
-from workflow.bench.results.costs import ARTEFACTS, kept_costs, nearest_first
+from workflow.bench.results.costs import ARTEFACTS, kept_costs, nearest_first, probes_here_and_elsewhere
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.verification import read_specs
 from workflow.bench.support.command_line import aligned, run_command, show
@@ -34,7 +35,7 @@ _OLDER: Final = "by older code"
 _NAMED: Final = 5
 """The most artefacts of a kind that are named as left, unless all names are asked for."""
 _PRIOR: Final = 60.0
-"""Seconds of finished runs for which other machines' paces are trusted as much as what was measured here."""
+"""Seconds of finished jobs for which other machines' paces are trusted as much as what was measured here."""
 
 
 class RunState(NamedTuple):
@@ -60,6 +61,12 @@ class RunState(NamedTuple):
 def states(plan: Plan, job: Job) -> list[RunState]:
     """Return the states of a job's runs, read from their folders."""
     return [_state(plan, job, run) for run in job.runs]
+
+
+def share_left(plan: Plan, job: Job) -> float:
+    """Return the share of a job's steps that its runs still need."""
+    found = states(plan, job)
+    return sum(run.steps_left for run in found) / sum(int(run.run.spec["steps"]) for run in found)
 
 
 def _state(plan: Plan, job: Job, run: Run) -> RunState:
@@ -110,15 +117,21 @@ class Pace:
     The workload has the same parameters. Runs here count first, then those of other machines.
 
     elsewhere: the paces of other machines' runs, which are multiplied by `slower`.
+    probes: the seconds that finished probes took here, and elsewhere.
     """
 
     slower: float
-    """How many times as long as elsewhere runs took here, where both are known."""
+    """How many times as long as elsewhere runs and probes took here, where both are known."""
 
-    def __init__(self, runs: Iterable[RunState], elsewhere: Mapping[PaceKey, float] | None = None) -> None:
+    def __init__(
+        self,
+        runs: Iterable[RunState],
+        elsewhere: Mapping[PaceKey, float] | None = None,
+        probes: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         self._elsewhere = elsewhere or {}
         found: dict[PaceKey, list[float]] = defaultdict(list)
-        here = there = _PRIOR
+        here, there = (_PRIOR + seconds for seconds in probes)
         for run in runs:
             if run.state == "finished" and run.wall_seconds and run.steps_done:
                 for key in _keys(run):
@@ -129,6 +142,7 @@ class Pace:
                     there += run.steps_done * self._elsewhere[_keys(run)[0]]
         self._here = {key: mean(seconds) for key, seconds in found.items()}
         self.slower = here / there
+        self.is_calibrated = there > _PRIOR
 
     def time_left(self, runs: Iterable[RunState]) -> TimeLeft:
         """Return the time that runs still need."""
@@ -206,7 +220,7 @@ def report(plan: Plan, *, optimizers: bool = False) -> Iterator[str]:
     by_job = {(job.experiment, job.label): states(plan, job) for job in plan.jobs}
     # Experiments may share a run, which counts once.
     runs = _once(run for of_job in by_job.values() for run in of_job)
-    pace = Pace(runs, paces_elsewhere(plan))
+    pace = Pace(runs, paces_elsewhere(plan), probes_here_and_elsewhere(plan))
     yield f"{plan.tier.name} tier on {plan.hardware}: {shown_path(plan.results)}"
     yield ""
     if optimizers:
@@ -227,6 +241,8 @@ def report(plan: Plan, *, optimizers: bool = False) -> Iterator[str]:
     artefacts = _artefacts(plan)
     yield from (_made(kind, files, all_names=optimizers) for kind, files in artefacts.items())
     yield from _problems(runs)
+    waiting = {name for (name, _), of_job in by_job.items() for run in of_job if run.state in (*_TO_DO, "skipped")}
+    yield from needs.lines(plan, waiting)
     yield ""
     yield from _time_left(pace, pace.time_left(runs), artefacts, plan)
 
@@ -301,7 +317,9 @@ def _time_left(
         yield "time left: nothing is left to do"
     if training.borrowed or len(parts) > ("training" in parts):
         others = ", ".join(dict.fromkeys(folder.resolve().parent.name for folder in nearest_first(plan.compared)))
-        yield f"estimated in part from the results of {others}; this machine may be faster or slower"
+        by_jobs = f"times {pace.slower:.2f}, by the jobs that have ended here"
+        unknown = "this machine may be faster or slower, which its first jobs will show"
+        yield f"estimated in part from the results of {others}; {by_jobs if pace.is_calibrated else unknown}"
     if training.unknown:
         runs = "1 run" if training.unknown == 1 else f"{training.unknown} runs"
         yield f"unknown: the time of {runs}, because no finished run of such a workload is known"

@@ -1,7 +1,8 @@
-"""Write docs/reproduction.md and docs/artifact.md from the tables in results/reference.
+"""Write docs/reproduction.md, docs/artifact.md, and what README and docs/evidence.md take from tables.
 
-The first page is a summary of the reproduction in the form of reviews, with answers to the questions of REFORMS; the
-second says what the artifact takes in time, memory and disk.
+They are made from results/reference and docs/facts.yaml. The first page is a summary of the reproduction in the form
+of reviews, with answers to the questions of REFORMS; the second says what the artifact takes in time, memory and disk;
+README has the claims, findings and optimizers of the references that docs/facts.yaml names.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from workflow.bench.plan.artefacts import Artefact, inputs, planned_artefacts
 from workflow.bench.results.costs import ARTEFACTS, FILE, JobCost, read_costs, summed
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.verification import refuse_links_in
+from workflow.bench.site import front_page
+from workflow.bench.site.front_page import Facts
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ROOT, ConfigError, shown_path
 from workflow.bench.support.files import write_atomically
+from workflow.bench.support.pages import filled
+from workflow.bench.support.reading import read_text
 from workflow.bench.support.templates import render
 
-PAGES: Final = ("reproduction.md", "artifact.md")
-DOCS: Final = ROOT / "docs"
+PAGES: Final = ("docs/reproduction.md", "docs/artifact.md", "README.md", "docs/evidence.md")
 _TIER: Final = "embedded"
 """The tier of `make reproduce`, on which the artifact's page rests."""
 _CORES: Final = 2
@@ -135,7 +139,12 @@ def counted(reference: Reference, verdict: str) -> str:
     return f"{len(claims)}: {', '.join(claims)}" if claims else "none"
 
 
-def artifact(plan: Plan) -> str:
+def memory(plan: Plan) -> str:
+    """Return the gigabytes that the largest process of a reference with costs takes; each core runs one."""
+    return f"{(summed(read_costs(plan.results / FILE)).peak_mb or 0) / 1000:.1f}"
+
+
+def artifact(plan: Plan, facts: Facts) -> str:
     """Return the text of the artifact's page; ``plan`` is that of a reference with costs."""
     costs = {cost.name: cost for cost in read_costs(plan.results / FILE)}
     every = summed(list(costs.values()))
@@ -148,7 +157,9 @@ def artifact(plan: Plan) -> str:
     return render(
         "artifact.md.j2",
         minutes=f"{(every.seconds_on(_CORES) or 0) / 60:.0f}",
-        memory=f"{(every.peak_mb or 0) / 1000:.1f}",
+        memory=memory(plan),
+        measured=facts.measured,
+        takes=facts.takes,
         machine=plan.hardware,
         artefacts=artefacts,
         costs="\n".join(cost_table(list(costs.values()))),
@@ -178,27 +189,43 @@ def alone(name: str, parts: Sequence[JobCost], drawing: JobCost | None, number: 
     return {"name": name, "seconds": f"{whole.seconds_on(_CORES) or 0:,.0f}", "peak": peak}
 
 
-def pages(folder: Path = REFERENCE) -> dict[str, str]:
-    """Return the text of both pages by file name.
+def pages(folder: Path = REFERENCE) -> tuple[dict[str, str], list[str]]:
+    """Return the text of all pages by path, and what the references do not support.
 
     Raises:
-        ConfigError: there is no reference to write them from, or a table is damaged.
+        ConfigError: there is no reference to write them from, a page lacks a place, or a table is damaged.
         UnreadableError: a table cannot be read.
     """
-    kept = references(folder)
+    kept, facts = references(folder), Facts.read()
     plan = Plan.load(tier=_TIER, hardware=kept[0].folder.parent.name, results=str(folder))
-    return dict(zip(PAGES, (reproduction(kept), artifact(plan)), strict=True))
+    front = front_page.pages(facts, memory(plan))
+    texts = (
+        reproduction(kept),
+        artifact(plan, facts),
+        *(_filled(page, blocks) for page, blocks in zip(PAGES[2:], (front.readme, front.evidence), strict=True)),
+    )
+    return dict(zip(PAGES, texts, strict=True)), front.remarks
+
+
+def _filled(page: str, blocks: Mapping[str, Sequence[str]]) -> str:
+    text = read_text(ROOT / page)
+    for name, lines in blocks.items():
+        text = filled(ROOT / page, text, name, lines)
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write docs/reproduction.md and docs/artifact.md from the tables in results/reference."""
+    """Write the pages that take their numbers from the tables in results/reference and from docs/facts.yaml."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.summarize", description=main.__doc__)
-    parser.add_argument("--out-dir", type=Path, default=DOCS, help="where to write (default: docs)")
+    parser.add_argument("--out-dir", type=Path, default=ROOT, help="where to write README.md and docs/ (default: here)")
 
     def work(options: argparse.Namespace) -> None:
-        for name, text in pages().items():
+        texts, remarks = pages()
+        for name, text in texts.items():
             write_atomically(options.out_dir / name, text)
             print(shown_path(options.out_dir / name))
+        for remark in remarks:
+            print(remark)
 
     return run_command(parser, work, arguments)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from workflow.bench.data.folder import data_folder
+from workflow.bench.downloads import needs
 from workflow.bench.plan import Plan, rank_shares
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.command_line import aligned
@@ -100,13 +100,7 @@ def lines(plan: Plan, cluster: Cluster) -> Iterator[str]:
         yield f"account: {own if cluster.scheduler == 'slurm' else account()}"
     except SubmitError as problem:
         yield f"account: none yet, needed to submit: {problem}"
-    needed = dict.fromkeys(name for each in estimates for name in each.need.data)
-    missing = [name for name in needed if not (data_folder() / name).exists()]
-    users = {name: [each.experiment for each in estimates if name in each.need.data] for name in missing}
-    for name in missing:
-        yield f"data: {name} is not in {shown_path(data_folder())}: runs of {', '.join(users[name])} will be skipped"
-    if needed and not missing:
-        yield f"data: all in {shown_path(data_folder())}"
+    yield from needs.lines(plan, [each.experiment for each in estimates])
     yield _disk(plan, estimates)
     for name in sorted(set(cluster.trainings) - {"default"} - set(plan.experiments)):
         yield f"note: {shown_path(cluster.file)}: training.{name}: no experiment of tier '{plan.tier.name}'"
@@ -131,10 +125,14 @@ def cost_lines(plan: Plan, cluster: Cluster, estimates: list[CostEstimate]) -> I
 
 
 def lines_without_cluster(plan: Plan) -> Iterator[str]:
-    """Yield `cost_lines` of a tier whose large runs several ranks train, as if on `ESTIMATED_ON`.
+    """Yield what is missing of the data that unfinished runs read, and the node-hours of a large tier.
 
-    Nothing for other tiers, and for a plan that does not fit that cluster.
+    These are `cost_lines` as if on `ESTIMATED_ON`, for a tier whose large runs several ranks train and whose plan fits
+    that cluster.
     """
+    if needs.needs(plan):  # records are read only where data may be missing
+        unfinished = {job.experiment for job in plan.jobs for run in job.runs if _steps_left(plan, run)}
+        yield from needs.lines(plan, unfinished)
     if plan.tier.ranks == 1:
         return
     try:

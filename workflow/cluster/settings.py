@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from workflow.bench.downloads.needs import folders, needs
 from workflow.bench.plan import Plan
 from workflow.bench.plan.rank_shares import Allocation
 from workflow.bench.plan.runs import Job, Run
@@ -56,12 +57,12 @@ class TrainingResources(JobNeed):
     """Disk space that a run needs."""
     row_megabytes: float
     """What an optimizer keeps of one example that keeps all layers' rows, in float32; 0 if nobody counted it."""
-    data: tuple[str, ...]
-    """Folders of the data folder that its runs read."""
     stage: bool
-    """Whether to copy ``data`` to the disk of each node first."""
+    """Whether to copy the data that its runs read to the disk of each node first."""
     step_source: str | None = None
     """Where ``step_seconds`` are from; None: they are a guess."""
+    staged: tuple[str, ...] = ()
+    """The folders of the data folder to copy."""
 
     @property
     def ranks(self) -> int:
@@ -127,7 +128,8 @@ class Cluster:
             if ranks > content["cores_per_node"]:
                 must = f"must be at most cores_per_node, {content['cores_per_node']}: each rank needs a core"
                 raise error(file, ("training", experiment, "ranks_per_node"), ranks, must)
-            trainings[experiment] = TrainingResources(**{**filled, "data": tuple(filled["data"])})
+            staged = folders(needs(plan, [experiment])) if filled["stage"] else ()
+            trainings[experiment] = TrainingResources(**filled, staged=staged)
         for probe, given in content["probes"].items():
             _check_need(file, ("probes", probe), given, content)
         if pilot := content.get("pilot"):
@@ -177,7 +179,7 @@ class Cluster:
             "--margin": margin_minutes,
         }
         words = [str(self.file.parent.absolute() / "launch"), *(str(word) for pair in options.items() for word in pair)]
-        return shlex.join([*words, *(word for name in need.data if need.stage for word in ("--stage", name))])
+        return shlex.join([*words, *(word for name in need.staged for word in ("--stage", name))])
 
     def resources(self, need: JobNeed) -> dict[str, Any]:
         """Return a job's resources as Snakemake's, with the names that the scheduler's plugin or profile expects."""
@@ -216,7 +218,7 @@ def pilot_resources(cluster: Cluster | None) -> dict[str, Any]:
     if cluster is None or (pilot := cluster.pilot) is None:
         return {"launch": ""}
     each = max(1, cluster.gpus_per_node)
-    need = TrainingResources(pilot.nodes, pilot.minutes, pilot.queue, each, None, 0.0, 0.0, (), stage=False)
+    need = TrainingResources(pilot.nodes, pilot.minutes, pilot.queue, each, None, 0.0, 0.0, stage=False)
     return {**cluster.resources(need), "launch": cluster.launch(need, PILOT_MARGIN_MINUTES)}
 
 

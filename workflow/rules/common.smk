@@ -29,6 +29,7 @@ from workflow.bench.plan.artefacts import (
     workloads_of,
 )
 from workflow.bench.results.costs import expected_core_seconds
+from workflow.bench.status import share_left
 from workflow.bench.support.config import CONFIG, ROOT, ConfigError, refuse_folder
 from workflow.bench.support.names import folder_rule, portable_rule
 from workflow.bench.support.provenance import gpu_names
@@ -137,6 +138,8 @@ def size_of(group):
 
 
 def seconds_of(job, expected):
-    """Return the core-seconds that a job probably takes: those of its labels, or of its rule; 1 for a small one."""
-    names = [f"{job.params.experiment}/{label}" for label in job.params.get("labels", ())] or [job.rule.name]
-    return sum(expected.get(name, 1.0) for name in names)
+    """Return the core-seconds that a job probably takes: of its labels what is left, or of its rule; 1 for a small one."""
+    if "labels" not in job.params.keys():
+        return expected.get(job.rule.name, 1.0)
+    trained = [PLAN.job(job.params.experiment, label) for label in job.params.labels]
+    return 1.0 + sum(expected.get(f"{each.experiment}/{each.label}", 1.0) * share_left(PLAN, each) for each in trained)

@@ -7,7 +7,10 @@ rule report_sources:
         sorted({file for artefact in FIGURES + TABLES for files in sources_of(artefact).values() for file in files}),
         [local(text) for artefact in FIGURES + TABLES if (text := description(artefact))],
         sorted(str(file) for file in Path(ROOT, "workflow", "report").rglob("*") if file.suffix not in ("", ".rst")),
-        [f"{ROOT}/workflow/report/{file}" for file in ("artefact.rst", "workflow.rst")],
+        [
+            f"{ROOT}/{file}"
+            for file in ("workflow/report/artefact.rst", "workflow/report/workflow.rst", "docs/glossary.md")
+        ],
         [str(file) for name in ("report", "snakemake_report") for file in sources(BENCH / f"{name}.py")],
         [local(str(file)) for folder in PLAN.compared if (file := folder / "tables" / "claims.csv").is_file()],
     output:

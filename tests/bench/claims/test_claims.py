@@ -122,7 +122,7 @@ def test_every_claim_has_a_rule_a_row_and_a_verdict(table):
 def test_a_disputed_verdict_has_a_mark_and_a_reason_where_people_read_and_none_where_programs_do(root, tmp_path):
     claims_table.make(Results(root), tmp_path)
     shown = (tmp_path / "claims.md").read_text()
-    assert set(re.findall(rf"^\| (C\d\d) \| [a-z ]+ {MARK} \|", shown, re.MULTILINE)) == set(DISPUTED)
+    assert set(re.findall(rf"^\| (C\d\d) \| [^|]+ {MARK} \|", shown, re.MULTILINE)) == set(DISPUTED)
     for claim, why in DISPUTED.items():
         assert f"- disputed: {why}\n" in shown.split(f"## {claim}")[1].split("## C")[0]
     rows = read_csv(tmp_path / "claims.csv")
@@ -344,11 +344,17 @@ def test_a_package_s_files_are_sources_of_what_imports_it():
 def test_the_page_of_claims_counts_verdicts_and_names_every_detail_once_and_what_is_absent(root, tmp_path):
     assert main(["claims", "--results", str(root), "--out-dir", str(tmp_path)]) == 0
     page = (tmp_path / "claims.md").read_text()
-    assert "| id | verdict | claim | quantity | published | measured [interval] | confirmed if |" in page
+    assert (
+        "| id | verdict | claim | tested on | quantity (unit) | published | measured [interval] | threshold |" in page
+    )
     claim = read_csv(tmp_path / "claims.csv")[0]
     section = page.partition("## C01\n")[2].partition("\n## ")[0]
     assert f"- why: {claim['why']}\n" in section
     assert claim["quantity"] not in section
+    assert (
+        f"| C01 | {claim['wording']} | {claim['claim']} | {claim['proxy']} | {claim['quantity']} ({claim['unit']}) |"
+        in page
+    )
     assert '<h2 id="C01">C01</h2>\n<dl><dt>' in (tmp_path / "claims.html").read_text()
     assert "1 not tested" in page
     assert "no results yet" not in page.lower()

@@ -44,7 +44,7 @@ def test_c09_period_loss(often, rare, verdict):
     decision = _c09(_inversion(_at(10, often), _at(100, rare)))
     assert decision.verdict == verdict
     assert decision.seeds == "seeds 0-5"
-    assert "mkor, period 100 - 10" in decision.measured
+    assert "mkor, period 100 minus period 10" in decision.measured
 
 
 def test_c09_is_judged_where_all_periods_remember_equally_many_steps():
@@ -58,8 +58,8 @@ def test_c09_is_judged_where_all_periods_remember_equally_many_steps():
     assert (alone.verdict, alone.why) == ("not tested", "No optimizer remembers equally many steps at all periods.")
     beside = _c09(_inversion(*one_decay, _at(1, 0.02), _at(10, 0.03)))
     assert beside.verdict == "confirmed"
-    assert list(beside.estimates) == ["mkor, period 10 - 1"]
-    assert "so that longer periods remember more steps: kaisa, period 10 - 1 -0.01" in beside.details
+    assert list(beside.estimates) == ["mkor, period 10 minus period 1"]
+    assert "so that longer periods remember more steps: kaisa, period 10 minus period 1 -0.01" in beside.details
 
 
 def test_c09_takes_a_default_decay_for_one_of_all_periods():
@@ -78,9 +78,9 @@ def test_c09_without_a_difference_above_two_percent_of_the_fall():
 def test_c09_is_refuted_by_one_optimizer_or_pair_of_periods():
     decision = _c09(_inversion(_at(10, 0.02), _at(100, 0.03), _at(10, 0.03, "kaisa"), _at(100, 0.02, "kaisa")))
     assert decision.verdict == "refuted"
-    assert "kaisa, period 100 - 10 refuted; mkor, period 100 - 10 confirmed" in decision.why
+    assert "kaisa, period 100 minus period 10 refuted; mkor, period 100 minus period 10 confirmed" in decision.why
     pairs = _c09(_inversion(_at(1, 1.02), _at(10, 0.02), _at(100, 0.03)))
-    assert "mkor, period 10 - 1 refuted; mkor, period 100 - 10 confirmed" in pairs.why
+    assert "mkor, period 10 minus period 1 refuted; mkor, period 100 minus period 10 confirmed" in pairs.why
 
 
 def test_c09_is_the_area_under_the_curve():
@@ -92,15 +92,15 @@ def test_c09_is_the_area_under_the_curve():
     values = slow.where(rows["inverse_update_period"] == 100, fast)
     decision = _c09(replace(trained, metrics=rows.assign(value=values)))
     first = float(steps[steps > 0].min())
-    assert decision.estimates["mkor, period 100 - 10"].value == pytest.approx(2 - 2 * first)
+    assert decision.estimates["mkor, period 100 minus period 10"].value == pytest.approx(2 - 2 * first)
 
 
 def test_c09_counts_a_run_that_diverged_as_the_worst():
     """Dropping it would make the period that failed look good: of six seeds, the interval reaches to infinity."""
     decision = _c09(_inversion(_at(10, 0.02, failed=(2,)), _at(100, 0.03)))
     assert decision.verdict == "inconclusive"
-    assert decision.measured.startswith("mkor, period 100 - 10: 0.00997")
-    assert decision.estimates["mkor, period 100 - 10"].low == -math.inf
+    assert decision.measured.startswith("mkor, period 100 minus period 10: 0.00997")
+    assert decision.estimates["mkor, period 100 minus period 10"].low == -math.inf
 
 
 def test_c09_leaves_out_what_was_not_trained():
@@ -201,7 +201,7 @@ def test_c18_leaves_out_a_rival_that_is_inert():
     assert decision.verdict == "inconclusive"
     assert [part.verdict for part in decision.parts][:2] == ["not tested", "confirmed"]
     assert "KAISA with clip not tested (kaisa is inert: median cosine 0.999500 over 24 steps)" in decision.why
-    assert _c18(acting).parts[0].verdict == "refuted"
+    assert _c18(acting).parts[0].verdict == "no difference"
 
 
 def test_c18_compares_the_seeds_that_have_ended_at_every_rate():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -213,3 +214,62 @@ def test_a_finished_plan_has_nothing_left(plan, capsys, tmp_path):
     said = capsys.readouterr().out
     assert "time left" in said.splitlines()[2]
     assert not [line for line in said.splitlines()[4:] if "time" in line]
+
+
+def test_data_that_runs_wait_for_is_listed_until_they_are_done(folder, capsys, tmp_path, monkeypatch):
+    """A skipped run waits for its data, too."""
+    monkeypatch.setenv("MKOR_DATA", str(tmp_path / "data"))
+    write(
+        folder, "one", block(optimizer("sgd"), workload={"name": "alexnet", "dataset": "cifar100", "batch_size": 128})
+    )
+    plan = load(folder)
+
+    def said() -> list[str]:
+        status.main(options(folder))
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("data: ")]
+
+    command = "python -m workflow.bench.fetch --tier embedded"
+    missing = [
+        f"data: cifar100: not in {tmp_path / 'data'}; runs of one will be skipped",
+        f"data: {command} brings what can be downloaded; --dry-run lists sizes and licenses",
+    ]
+    assert said() == missing
+    put(plan, "sgd", 0, "skipped", steps=0, seconds=0.0)
+    assert said() == missing
+    finish(plan, ("sgd", 0, 10.0))
+    assert said() == []
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 1.5, 3.0])
+def test_the_first_probes_correct_the_times_of_other_machines(plan, tmp_path, monkeypatch, slower):
+    """Truth: this machine takes ``slower`` times as long as the reference; probes of minutes tell it within 25 %."""
+    for module in (status, costs):
+        monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(status, "duration", lambda seconds: f"{seconds:.1f} s")
+    reference = {"step_time": (None, 120.0), "sizes": (100.0, None), "numerics": (70.0, None)}
+    other = tmp_path / "other-cpu" / "embedded"
+    labels = ("sgd", "mkor", "kaisa")
+    write_table(other, *({"run": label, "optimizer": label, "wall_seconds": 2000.0} for label in labels))
+    rows = "".join(f"{name},,{shared or ''},{alone or ''},\n" for name, (shared, alone) in reference.items())
+    (other / "costs.csv").write_text(f"{','.join(costs.JobCost._fields)}\n{rows}")
+    compared = dataclasses.replace(plan, compared=(other,))
+
+    def estimate() -> float:
+        return float(
+            re.search(r"^time left, .*: about (\S+) s \(", "\n".join(status.report(compared)), re.MULTILINE)[1]
+        )
+
+    # 6 runs of 2,000 s; probes that share two cores, and one that needs both.
+    training, late = 6 * 2000 / plan.runs_at_a_time, 70 / 2
+    assert estimate() == pytest.approx(training + late + 120 + 100 / 2)
+    for name in ("step_time", "sizes"):
+        shared, alone = reference[name]
+        seconds = slower * (shared or alone)
+        for folder, file, text in (
+            ("probes", f"{name}.csv", "a\n"),
+            ("logs/probes", f"{name}.log", f"cost: {seconds:.1f} core-seconds in {seconds:.1f} s, peak 1 MB\n"),
+        ):
+            (compared.results / folder).mkdir(parents=True, exist_ok=True)
+            (compared.results / folder / file).write_text(text)
+    assert estimate() == pytest.approx(slower * (training + late), rel=0.25)
+    assert f"times {(60 + slower * 220) / 280:.2f}, by the jobs" in "\n".join(status.report(compared))

@@ -37,20 +37,59 @@ PROBES = [describe("probes", "step_time"), describe("probes", "memory")]
 def test_the_time_is_what_another_machine_took(plan):
     """Truth: 90 s alone, and 40 core-seconds on two cores."""
     assert timing.expected(PROBES, plan) == 110.0
-    assert list(timing.before(PROBES, plan)) == [
+    assert timing.announcement(PROBES, plan) == (
         "tier embedded: step_time, memory; about 1 min 50 s if the machine is idle and as fast as the reference"
-    ]
+    )
     for name in ("sizes", "spectra"):  # without a cost, and unknown there
         assert timing.expected([*PROBES, describe("probes", name)], plan) is None
-    assert list(timing.before([describe("probes", "sizes")], plan)) == ["tier embedded: sizes"]
+    assert timing.announcement([describe("probes", "sizes")], plan) == "tier embedded: sizes"
 
 
-@pytest.mark.parametrize(("share", "said"), [(BUSY, "10% of the cores"), (None, "does not tell")])
-def test_it_warns_if_the_machine_is_busy_or_does_not_tell(plan, monkeypatch, share, said):
-    monkeypatch.setattr(OtherLoad, "share", lambda self: share)
-    _, warning = timing.before(PROBES, plan)
-    assert warning.startswith("warning: ")
-    assert said in warning
+@pytest.fixture
+def loads(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """The shares that others use at each look, the last one from then on; to sleep only moves the clock."""
+    shares: list[float | None] = []
+    clock = [0.0]
+    monkeypatch.setattr(OtherLoad, "share", lambda self: shares.pop(0) if len(shares) > 1 else shares[0])
+    monkeypatch.setattr(timing, "WATCHED", 2.0)
+    monkeypatch.setattr("workflow.bench.timing.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("workflow.bench.timing.time.sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    monkeypatch.setattr(timing, "run_pipeline", lambda *_: 0)
+    return shares
+
+
+@pytest.mark.parametrize(
+    ("shares", "given", "status", "said"),
+    [
+        ([BUSY - 0.01], [], 0, ""),
+        ([BUSY], [], 1, "not measured: other processes use 10% of the cores. Stop them, or give --wait MINUTES"),
+        ([0.5], ["--anyway"], 0, "warning: other processes use 50% of the cores: times will be too long"),
+        ([None], [], 0, "warning: this system does not tell"),
+        ([0.5, 0.5, 0.05], ["--wait", "1"], 0, "waiting for an idle machine: others use 50% of the cores; 58 s left"),
+        ([0.5], ["--wait", "0.5"], 1, "not measured: other processes use 50% of the cores after 0.5 minutes"),
+        ([0.5], ["--wait", "0.5", "--anyway"], 0, "warning: other processes use 50%"),
+    ],
+)
+def test_a_busy_machine_is_measured_after_a_wait_or_on_request_alone(
+    loads, capsys, tmp_path, shares, given, status, said
+):
+    loads[:] = shares
+    assert timing.main([*given, *options(tmp_path / "config")]) == status
+    out, err = capsys.readouterr()
+    assert ("\nmeasured in " in out) == (status == 0)
+    assert said in err
+    assert max(map(len, err.splitlines()), default=0) <= 120
+
+
+def test_a_wait_of_hours_prints_a_line_a_minute_in_a_file_and_one_line_on_a_terminal(loads, capsys, monkeypatch):
+    loads[:] = [0.5]
+    assert timing.share_of_others(3600, timing.sys.stderr) == 0.5
+    assert 50 <= capsys.readouterr().err.count("\n") <= 61
+    monkeypatch.setattr(timing.sys.stderr, "isatty", lambda: True, raising=False)
+    assert timing.share_of_others(3600, timing.sys.stderr) == 0.5
+    said = capsys.readouterr().err
+    assert said.count("\n") == 0
+    assert said.endswith("\r\x1b[K")
 
 
 @pytest.mark.parametrize(("busy", "share"), [(0, 0.0), (1, 0.1), (None, None)])

@@ -474,7 +474,7 @@ def test_a_table_is_written_as_csv_markdown_and_html(name, results, tmp_path):
     assert "test-cpu" in lines[-1]
     assert "test-cpu" in page
     if name == "claims":
-        combined = {"measured", "interval"}  # in one column of the page
+        combined = {"unit", "measured", "interval"}  # with others in one column of the page
         for section, row in zip(below, frame.drop(columns=[*NARROW, *combined]).to_dict("records"), strict=True):
             told = [line[2:].partition(":")[0] for line in section.splitlines() if line.startswith("- ")]
             assert told == [column for column, value in row.items() if value != ""]

@@ -25,8 +25,8 @@ ROWS = [
 def test_columns_that_say_nothing_are_left_out_and_groups_have_headings():
     shown = grid(ROWS)
     assert [column.key for column in shown.columns] == ["optimizer", "F1 here (%)"]
-    assert shown.shared == (("F1 in the paper (%)", "90.4"), ("tier", "embedded"))
-    assert [group.heading for group in shown.groups] == [("one",), ("two",)]
+    assert shown.shared == (("F1 in the paper (%)", Cell("90.4")), ("tier", Cell("embedded")))
+    assert [group.heading for group in shown.groups] == [(Cell("one"),), (Cell("two"),)]
     assert shown.rows == 6
     assert [source.file for source in shown.groups[0].rows[0].sources] == ["a.runs.csv", "a.csv"]
 
@@ -65,10 +65,26 @@ def test_bounds_in_columns_of_their_own_become_the_interval_of_their_value():
     assert [row.cells[0] for row in shown.groups[0].rows] == [Cell("0.8", "[0.7,\u00a0not\u00a0reached]"), Cell("0.9")]
 
 
+def test_identifiers_have_their_names_and_stay_as_tooltips():
+    rows = [{"experiment": "update_rules", "workload": "resnet20", "optimizer": name} for name in ("mkor_h", "my_own")]
+    cells = [row.cells for row in grid(rows).groups[0].rows]
+    assert [cell.text for cell in cells[0]] == ["The three update rules of MKOR side by side", "ResNet-20", "MKOR-H"]
+    assert [cell.identifier for cell in cells[0]] == ["update_rules", "resnet20", "mkor_h"]
+    assert cells[1][2] == Cell("my_own")
+    assert grid([{"less time than kaisa": "1"}]).columns[0].heading == "less time than KFAC (KAISA)"
+
+
+def test_a_closed_group_tells_what_is_inside():
+    rows = [{"workload": "a", "optimizer": f"o{number}"} for number in range(12)]
+    rows += [{"workload": "b", "optimizer": "o1"}] * 3
+    inside = [group.inside for group in grid(rows).groups]
+    assert inside == ["o0, o1, o2, o3, o4, o5, o6, o7 and 4 more", "o1"]
+
+
 def test_truth_values_and_names_are_written_for_people():
     rows = [{"is_new": "True", "passes": "True"}, {"is_new": "False", "passes": "True"}] * 2
     shown = grid(rows)
-    assert shown.shared == (("passes", "yes"),)
+    assert shown.shared == (("passes", Cell("yes")),)
     assert shown.columns[0].heading == "is new"
     assert [row.cells[0].text for row in shown.groups[0].rows][:2] == ["yes", "no"]
 
@@ -77,7 +93,7 @@ def test_truth_values_and_names_are_written_for_people():
 def test_no_text_of_a_table_is_lost(rows):
     shown = grid(rows)
     texts = [cell.text for group in shown.groups for row in group.rows for cell in row.cells]
-    texts += [text for group in shown.groups for text in group.heading for _ in group.rows]
-    texts += [text for _, text in shown.shared for _ in rows]
+    texts += [cell.text for group in shown.groups for cell in group.heading for _ in group.rows]
+    texts += [cell.text for _, cell in shown.shared for _ in rows]
     assert sorted(filter(None, texts)) == sorted(text for row in rows for text in row.values() if text)
     assert shown.rows == len(rows)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import base64
 import html
+import io
+import json
 import re
+import shutil
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from markupsafe import Markup
+from PIL import Image
 
+from tests.support.synthetic_training import write_training
 from workflow.bench import snakemake_report
 from workflow.bench.analysis.captions import as_rst
 from workflow.bench.analysis.descriptions import parse
+from workflow.bench.analysis.looks import style_of
 from workflow.bench.figures._page import save
 from workflow.bench.figures._style import new_figure
 from workflow.bench.plan.artefacts import Artefact, available, description
@@ -21,7 +28,7 @@ from workflow.bench.report import main
 from workflow.bench.results.rows import read_csv, write_csv
 from workflow.bench.results.sources import NamedRows, read_sources
 from workflow.bench.site import machines
-from workflow.bench.site.content import Content, Description, describe, inline
+from workflow.bench.site.content import Content, Description, describe
 from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.support.templates import numbered
 
@@ -31,7 +38,8 @@ HOSTILE = "<script>alert(1)</script>{{ 7*7 }}\"'"
 
 def claim(name: str, verdict: str, **more: str) -> dict[str, str]:
     keys = (
-        *("id", "verdict", "claim", "quantity", "published", "measured", "interval", "measured_interval"),
+        *("id", "verdict", "claim", "proxy", "quantity", "unit", "threshold", "wording", "published"),
+        *("measured", "interval", "measured_interval"),
         *("confirmed_if", "published_inside", "smallest_visible", "seeds", "evidence", "why", "details", "disputed"),
         *("source", "tier", "look", "data"),
     )
@@ -51,7 +59,7 @@ def write_results(folder: Path, verdicts: dict[str, str]) -> Path:
     write_csv(folder / "tables" / "claim_parts.csv", list(parts[0]), parts)
     (folder / "tables" / "claims.rst").write_text(as_rst("a caption"))
     (folder / "figures").mkdir()
-    (folder / "figures" / "fig14_cost_scaling.png").write_bytes(b"a picture")
+    Image.new("RGB", (3, 2), "red").save(folder / "figures" / "fig14_cost_scaling.png")
     (folder / "figures" / "fig14_cost_scaling.rst").write_text(as_rst(f"mkor_h: {HOSTILE}"))
     return folder
 
@@ -89,6 +97,9 @@ def test_texts_from_files_and_settings_are_escaped(site):
     tags = Tags(site)
     assert [attributes for tag, attributes in tags.elements if tag == "script"] == [
         {"type": "application/json", "id": "runs-of-claims"},
+        {"type": "application/json", "id": "curve-data"},
+        {"type": "text/plain", "id": "vega"},
+        {},
         {},
     ]
     assert site.count(html.escape(HOSTILE).replace("&#x27;", "&#39;").replace("&quot;", "&#34;")) > 5
@@ -98,7 +109,12 @@ def test_texts_from_files_and_settings_are_escaped(site):
 
 def test_nothing_is_loaded_from_elsewhere(site):
     addresses = [value for _, attributes in Tags(site).elements for key, value in attributes.items() if key == "src"]
-    assert addresses == [f"data:image/png;base64,{base64.b64encode(b'a picture').decode()}"], "embedded once"
+    (address,) = addresses  # embedded once
+    assert address is not None
+    kind, _, picture = address.partition(",")
+    assert kind == "data:image/webp;base64"
+    with Image.open(io.BytesIO(base64.b64decode(picture))) as image:
+        assert (image.size, image.convert("RGB").getpixel((1, 1))) == ((3, 2), (255, 0, 0))
     assert re.findall(r"(?:https?:)?//\w+\.\w+", re.sub(r"<style>.*?</style>", "", site, flags=re.DOTALL)) == []
     assert "default-src 'none'" in site
 
@@ -110,16 +126,85 @@ def test_a_verdict_that_is_not_the_reference_s_is_marked(site):
         if tag == "tr" and "data-verdict" in attributes
     }
     assert rows == {"confirmed": False, "refuted": True, "inconclusive": False}
-    assert "1 of 3 verdicts differs from the reference (there): C10." in site
-    assert "≠ reference: confirmed" in site
+    assert "1 of 3 verdicts differs from the reference (there): C10." in Tags(site).text
+    assert "≠ reference: confirmed" in Tags(site).text
+
+
+def section(site: str, page: str) -> str:
+    return site.partition(f'<section class="page" id="{page}">')[2].partition("</section>")[0]
+
+
+def test_the_first_page_counts_the_verdicts_and_has_every_claim(site):
+    summary = section(site, "summary")
+    assert site.index('<section class="page"') == site.index('<section class="page" id="summary">')
+    for verdict in ("confirmed", "refuted", "inconclusive"):
+        assert re.search(rf'href="#claims\?verdict={verdict}">{verdict} <b>1</b>', summary)
+    for claim_id in ("C01", "C10", "C11"):
+        assert re.search(rf'<a href="#claim/{claim_id}"><b>{claim_id}</b> claim {claim_id}</a>', summary)
+    assert "2 [1.5, 3]" in summary
+
+
+def test_findings_are_those_that_the_results_support_with_links(tmp_path):
+    """Truth: the committed tables, and the same tables with another verdict."""
+    results = tmp_path / "here" / "embedded"
+    shutil.copytree(REFERENCE / "tables", results / "tables")
+    (results / "tables" / "claims.rst").write_text(as_rst("a caption"))
+
+    def headlines() -> list[str]:
+        assert main([f"--results={results}", "--tier-title=embedded tier"]) == 0
+        summary = section((results / "report.html").read_text(), "summary")
+        assert not re.search(r"<p>[^<]*\(C20\)", summary), "claims are links"
+        return [Tags(item).text for item in re.findall(r"<li[^>]*><b>(.*?)</b><p>", summary)]
+
+    before = headlines()
+    file = results / "tables" / "claims.csv"
+    rows = [row | ({"verdict": "refuted"} if row["id"] == "C20" else {}) for row in read_csv(file)]
+    write_csv(file, list(rows[0]), rows)
+    printed = "The printed update rule is not the one that works."
+    assert set(before) - set(headlines()) == {printed}
+
+
+def test_the_first_page_of_the_field_names_those_with_the_fewest_iterations(tmp_path):
+    """Truth: the kept table, sorted here."""
+    results = write_results(tmp_path / "here" / "field", {"C01": "not tested"})
+    table = read_csv(REFERENCE.parent / "field" / "tables" / "field_results.csv")
+    write_csv(results / "tables" / "field_results.csv", list(table[0]), table)
+    assert main([f"--results={results}", "--tier-title=field tier"]) == 0
+    summary = Tags(section((results / "report.html").read_text(), "summary")).text
+    rows = [row for row in table if row["experiment"] == "field_alexnet" and row["steps / base"]]
+    first, *_, last = sorted(rows, key=lambda row: float(row["steps / base"]))
+    for row, is_named in ((first, True), (last, False)):
+        text = f"{style_of(row['optimizer']).name} {float(row['steps / base']):.3g} ["
+        assert (text in summary) == is_named, text
+    assert "Claim by claim" not in summary
+
+
+def test_a_figure_that_is_no_picture_is_named(tmp_path, capsys):
+    results = write_results(tmp_path / "here" / "embedded", {"C01": "confirmed"})
+    (results / "figures" / "fig14_cost_scaling.png").write_bytes(b"no picture")
+    assert main([f"--results={results}", "--tier-title=embedded tier"]) == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(r".*fig14_cost_scaling\.png: damaged: .*; delete it and run again\n", error)
+    assert not (results / "report.html").exists()
+
+
+def test_the_site_has_the_curves_of_the_experiments_and_their_library(tmp_path):
+    results = write_results(write_training(tmp_path / "here" / "embedded"), {"C01": "confirmed"})
+    assert main([f"--results={results}", "--tier-title=embedded tier"]) == 0
+    site = (results / "report.html").read_text()
+    data = json.loads(site.partition('id="curve-data">')[2].partition("</script>")[0])
+    assert sorted(data) == ["alexnet_cifar100", "bert_base_squad", "bert_imdb", "resnet50_imagenet"]
+    packed = site.partition('id="vega">')[2].partition("</script>")[0]
+    assert b"vegaLite" in zlib.decompress(base64.b64decode(packed))
+    assert 'data-experiment="bert_imdb"' in section(site, "curves/bert_imdb")
+    assert 'href="#curves/bert_imdb"' in section(site, "curves")
 
 
 def test_a_claim_links_the_figure_of_its_data_and_the_figure_the_claim(site):
     assert re.search(
         r'<section class="page" id="claim/C10">.*?href="#figure/fig14_cost_scaling".*?</section>', site, re.DOTALL
     )
-    section = site.partition('id="figure/fig14_cost_scaling"')[2].partition("</section>")[0]
-    assert 'href="#claim/C10"' in section
+    assert 'href="#claim/C10"' in section(site, "figure/fig14_cost_scaling")
 
 
 def test_a_page_of_results_that_test_no_claim_says_so(tmp_path):
@@ -228,13 +313,14 @@ def test_no_report_is_made_of_a_file_that_a_link_leads_to(tmp_path, capsys, comm
 def test_every_figure_and_table_has_a_title_for_people_and_a_reading(name):
     shown = describe(name)
     assert not re.fullmatch(r"(Figure|Table)\s\d+", shown.title), "the number alone is no title"
-    assert len(shown.title) < 60
+    assert len(shown.title.partition(" (")[0]) < 50
     # Tier, machine and seeds are added to captions in each run; braces of a template would appear in the report.
     assert "{{" not in (ROOT / "workflow" / "report" / f"{name}.rst").read_text()
     number = re.match(r"(fig|table)0*(\d+)_", name)
     if number:
         word = "Figure" if number[1] == "fig" else "Table"
-        assert shown.title.endswith(f"({word}\u00a0{number[2]})"), shown.title
+        place = ", appendix" if name.endswith("_appendix") else ""
+        assert shown.title.endswith(f"({word}\u00a0{number[2]}{place})"), shown.title
     if name.startswith("fig"):
         sentences = re.findall(r"[.:?](?= [A-Z(]|$)", re.sub(r"<.*?>", "", str(shown.reading)))
         assert 2 <= len(sentences) <= 3, f"two sentences, not {len(sentences)}: {shown.reading}"
@@ -252,19 +338,13 @@ def test_a_description_without_a_title_is_named():
 
 
 @pytest.mark.parametrize(
-    ("name", "title"), [("fig14_cost_scaling", "Cost over the width of a layer (Figure 14)"), ("x", "")]
+    ("name", "title", "place"),
+    [("fig14_cost_scaling", "Cost over the width of a layer (Figure 14)", "Figure 14. "), ("x", "", "")],
 )
-def test_a_figure_begins_with_the_title_of_its_page(name, title, tmp_path):
+def test_a_figure_begins_with_the_title_of_its_page(name, title, place, tmp_path):
     figure, _ = new_figure(1, 1, height=1)
     save(figure, tmp_path, name, legend=[], caption="A caption.")
-    assert [text.get_text() for text in figure.texts] == [*filter(None, [title]), "A caption."]
-
-
-def test_markup_becomes_html_and_all_else_is_text():
-    assert inline("*runs* of ``kl_clip`` < **3** & 2*3*4") == (
-        "<i>runs</i> of <code>kl_clip</code> &lt; <b>3</b> &amp; 2*3*4"
-    )
-    assert inline("<script>") == "&lt;script&gt;"
+    assert [text.get_text() for text in figure.texts] == [*filter(None, [title]), f"{place}A caption."]
 
 
 def test_an_artefact_without_a_description_has_its_name_as_the_title():

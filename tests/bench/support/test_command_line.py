@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.experiments import block, optimizer, options, write
 from tests.support.fuzzing import call
 from tests.support.numbers import WRITTEN, within
-from workflow.bench import make_artefact, prepare, train, tune
+from workflow.bench import make_artefact, prepare, timing, train, tune
 from workflow.bench.support.command_line import real, whole
 from workflow.bench.support.config import ROOT
 
@@ -66,6 +66,7 @@ def test_every_numeric_option_is_read_strictly(numeric_options: list[tuple[str, 
         "prepare",
         "tune",
         "make_artefact",
+        "timing",
     }
     assert len(numeric_options) >= 9
 
@@ -81,12 +82,15 @@ def checked_only(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tune, "_train", lambda *_: True)
     monkeypatch.setattr(tune, "publish", lambda *_: [])
     monkeypatch.setattr(make_artefact, "make", lambda *_: [])
+    monkeypatch.setattr(timing, "share_of_others", lambda *_: 0.0)
+    monkeypatch.setattr(timing, "run_pipeline", lambda *_: 0)
     monkeypatch.setattr(prepare, "prepare", lambda *_: "done")
     monkeypatch.setattr(prepare, "Vocabulary", lambda **_: None)
     return {
         "workflow.bench.train": ["one", "sgd", *options(folder)],
         "workflow.bench.tune": ["two", *options(folder)],
         "workflow.bench.prepare": [str(tmp_path)],
+        "workflow.bench.timing": options(folder),
         "workflow.bench.make_artefact": ["fig01_mkor_diagram", f"--results={tmp_path}"],
     }
 

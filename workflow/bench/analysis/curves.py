@@ -14,7 +14,7 @@ from workflow.bench.results.columns import BROKEN_DOWN
 from workflow.bench.results.tables import NoDataError
 
 
-def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
+def curve(metrics: pd.DataFrame, *, worst: float = math.inf, logarithmic: bool = False) -> pd.DataFrame:
     """Return one label's metric over its steps: the median over seeds, with its interval where they are enough.
 
     A run that broke down counts as ``worst`` after its last evaluation, so that the curve never becomes that of the
@@ -23,11 +23,19 @@ def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
     Args:
         metrics: rows of one metric, with the columns ``seed, status, step, value, train_seconds``.
         worst: the worst value of the metric: infinity, or minus infinity for one that rises.
+        logarithmic: whether the statistics are those of the logarithms, for a logarithmic axis: an interval around a
+            median could otherwise reach below 0.
 
     Returns:
         Columns ``step, train_seconds, value, low, high, n`` at the steps at which every seed has a value;
         ``train_seconds`` are means over seeds. ``low`` and ``high`` are NaN for fewer seeds than `median_minimum`.
     """
+    if logarithmic:
+        # The loss of a run that broke down may be 0, which has no logarithm.
+        positive = metrics["value"].astype(float).clip(lower=np.finfo(float).tiny)
+        found = curve(metrics.assign(value=np.log(positive)), worst=worst)
+        found[["value", "low", "high"]] = np.exp(found[["value", "low", "high"]])
+        return found
     values = metrics.pivot_table(index="step", columns="seed", values="value", aggfunc="last", dropna=False)
     seconds = metrics.groupby("step")["train_seconds"].mean()
     broken = metrics.loc[metrics["status"].isin(BROKEN_DOWN), "seed"].unique()

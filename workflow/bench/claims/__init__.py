@@ -29,6 +29,7 @@ from workflow.bench.claims import (
 )
 from workflow.bench.claims.decision import Condition, Decision, Trained, listed, not_tested, parse_conditions
 from workflow.bench.claims.over_lamb import Evidence
+from workflow.bench.claims.proxies import BESIDE, OWN_TIER, proxies_of, threshold_of, worded
 from workflow.bench.results.tables import Results, published
 
 PART_COLUMNS: Final = (
@@ -218,14 +219,19 @@ def _row(claim: Mapping[Hashable, Any], decision: Decision, results: Results) ->
     tier, is_tested = results.tier, decision.verdict != "not tested"
     holds_when, margin = claim["holds_when"].replace(">=", "≥").replace("<=", "≤"), claim["margin"]
     evidence = decision.evidence
+    proxy = proxies_of(claim["id"], str(decision.data), results, BESIDE.get(claim["id"], ""))
     # A small tier is evidence about a claim's direction; only mathematics is the same at every tier.
-    if is_tested and not evidence and tier != "paper":
+    if is_tested and not evidence and tier != OWN_TIER:
         evidence = f"measured at the {tier} tier, no reproduction of the paper's number"
     return {
         "id": claim["id"],
         "verdict": decision.verdict,
         "claim": claim["claim"],
+        "proxy": proxy,
         "quantity": claim["quantity"],
+        "unit": claim["unit"],
+        "threshold": threshold_of(claim["holds_when"]),
+        "wording": worded(decision.parts, proxy, tier, claim["concedes"]),
         "published": claim["published"],
         "measured": decision.measured,
         "interval": decision.interval,

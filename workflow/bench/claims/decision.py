@@ -68,8 +68,9 @@ class Margin:
 class Condition:
     """One threshold of a claim, such as ``KAISA >= 3``; ``subject`` is empty if the claim has only one threshold.
 
-    A claim of more or less (``>``, ``<``) whose interval lies within the margin around the threshold, on both sides of
-    it, sees no difference. A claim of no worse (``>=``, ``<=``) holds up to the margin: non-inferiority.
+    A claim of more or less (``>``, ``<``) whose interval lies within the margin around the threshold sees no
+    difference that matters, even if the interval excludes the threshold itself. A claim of no worse (``>=``, ``<=``)
+    holds up to the margin: non-inferiority.
     """
 
     subject: str
@@ -89,22 +90,23 @@ class Condition:
         return _COMPARISONS[self.comparison](value, self.bound(fall))
 
     def judge(self, estimate: Estimate, fall: float = 1.0) -> Verdict:
-        """Return confirmed or refuted if the whole interval is on one side of the threshold.
+        """Return no difference if the whole interval lies within the margin, whether or not it holds the threshold.
 
-        Otherwise no difference, if all of it lies within the margin, or inconclusive. fall: see `Margin.around`.
+        Otherwise confirmed or refuted, if all of it is on one side of the threshold, or inconclusive. fall: see
+        `Margin.around`.
         """
         # One run, or censored ones, cannot exclude either side.
         if not estimate.has_interval:
             return "inconclusive"
-        low, high = self.holds(estimate.low, fall), self.holds(estimate.high, fall)
-        if low == high:
-            return "confirmed" if low else "refuted"
         # With >= or <= the bound has moved by the margin already (non-inferiority).
         if self.margin is not None and not self.comparison.endswith("="):
             least, most = self.margin.around(self.threshold, fall)
             if least <= estimate.low and estimate.high <= most:
                 return "no difference"
-        return "inconclusive"
+        low, high = self.holds(estimate.low, fall), self.holds(estimate.high, fall)
+        if low != high:
+            return "inconclusive"
+        return "confirmed" if low else "refuted"
 
 
 def parse_margin(text: str) -> Margin | None:

@@ -60,7 +60,7 @@ def _period_parts(label: str, rows: pd.DataFrame, condition: Condition) -> Itera
     for shorter, longer in pairwise(sorted(by_period)):
         difference = paired_difference(by_period[longer], by_period[shorter])
         if difference is not None:
-            yield Part.judged(f"{label}, period {longer:g} - {shorter:g}", difference, condition, fall)
+            yield Part.judged(f"{label}, period {longer:g} minus period {shorter:g}", difference, condition, fall)
 
 
 def remembers_equally(runs: pd.DataFrame) -> bool:

@@ -210,13 +210,8 @@ def draw_curves(
     metrics = metrics.assign(x=metrics[x].astype(float) / scale)
     by_label = {label: metrics[metrics["optimizer"] == label] for label in style.in_order(metrics["optimizer"])}
     for label, rows in by_label.items():
-        if axes.get_yscale() == "log":
-            # The loss of a run that broke down may be 0, which has no logarithm.
-            positive = rows["value"].astype(float).clip(lower=np.finfo(float).tiny)
-            summary = curve(rows.assign(value=np.log(positive)))
-            summary[["value", "low", "high"]] = np.exp(summary[["value", "low", "high"]])
-        else:
-            summary = curve(rows, worst=-math.inf if rising else math.inf)
+        worst = -math.inf if rising else math.inf
+        summary = curve(rows, worst=worst, logarithmic=axes.get_yscale() == "log")
         if summary.empty:
             continue
         is_marked, look = marked is None or label in marked, style.style_of(label)

@@ -6,14 +6,16 @@ The module imports neither torch nor pandas.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from workflow.bench.plan import Plan
-from workflow.bench.plan.artefacts import Kind, planned_artefacts, planned_probes
+from workflow.bench.plan.artefacts import Artefact, Kind, planned_artefacts, planned_probes
 from workflow.bench.results.rows import csv_text, read_csv
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.cost_line import Cost, cost_in, total
+from workflow.bench.support.errors import UnreadableError
 from workflow.bench.support.provenance import usable_cores
 from workflow.bench.support.reading import read_text
 
@@ -62,12 +64,32 @@ def logged_costs(plan: Plan) -> Iterator[JobCost]:
         adopted = any(row.get("hardware", plan.hardware) != plan.hardware for row in rows)
         yield JobCost(name, len(runs), None if adopted or cost is None else cost.core_seconds, None, peak)
     for probe in planned_probes(plan):
-        cost = _total([logs / "probes" / f"{probe.name}.log"])
-        shared, alone = (cost and cost.core_seconds, None) if probe.cores == 1 else (None, cost and cost.seconds)
-        yield JobCost(probe.name, None, shared, alone, cost and cost.peak_mb)
+        yield _probe_cost(probe, plan)
     for kind in ARTEFACTS:
         cost = _total((logs / kind).glob("*.log"))
         yield JobCost(kind, None, cost and cost.core_seconds, None, cost and cost.peak_mb)
+
+
+def _probe_cost(probe: Artefact, plan: Plan) -> JobCost:
+    cost = _total([plan.results / "logs" / "probes" / f"{probe.name}.log"])
+    shared, alone = (cost and cost.core_seconds, None) if probe.cores == 1 else (None, cost and cost.seconds)
+    return JobCost(probe.name, None, shared, alone, cost and cost.peak_mb)
+
+
+def probes_here_and_elsewhere(plan: Plan) -> tuple[float, float]:
+    """Return the seconds that the finished probes took here, and those that the same ones took by `kept_costs`.
+
+    The pipeline begins with them, so that they tell first how fast this machine is. What cannot be read tells nothing.
+    """
+    kept, here, there = kept_costs(plan), 0.0, 0.0
+    for probe in planned_probes(plan):
+        if (plan.results / "probes" / f"{probe.name}.csv").is_file() and probe.name in kept:
+            with suppress(UnreadableError):
+                # The core-seconds of both, or the seconds of both.
+                own, other = (cost.seconds_on(1) for cost in (_probe_cost(probe, plan), kept[probe.name]))
+                if own and other:
+                    here, there = here + own, there + other
+    return here, there
 
 
 def _total(logs: Iterable[Path]) -> Cost | None:
@@ -121,8 +143,8 @@ def kept_costs(plan: Plan) -> dict[str, JobCost]:
 def expected_core_seconds(plan: Plan, cores: int) -> dict[str, float]:
     """Return what jobs took elsewhere: of training by "<experiment>/<label>", of probes, figures and tables by name.
 
-    An experiment's cost is shared among its labels by their steps, that of figures and of tables evenly. A job that
-    needs the machine for itself takes all of ``cores``.
+    An experiment's cost per run is shared among its labels by their steps, that of figures and of tables evenly. A job
+    that needs the machine for itself takes all of ``cores``.
     """
     costs = kept_costs(plan)
     expected: dict[str, float] = {}
@@ -133,9 +155,10 @@ def expected_core_seconds(plan: Plan, cores: int) -> dict[str, float]:
                 label: sum(planned.run.spec["steps"] for planned in job.planned)
                 for label, job in experiment.jobs.items()
             }
-            expected |= {
-                f"{name}/{label}": cost.core_seconds * own / sum(steps.values()) for label, own in steps.items()
-            }
+            # The experiment may have had more seeds there.
+            runs = {run for job in experiment.jobs.values() for run in job.run_ids}
+            core_seconds = cost.core_seconds * len(runs) / (cost.runs or len(runs))
+            expected |= {f"{name}/{label}": core_seconds * own / sum(steps.values()) for label, own in steps.items()}
     for probe in planned_probes(plan):
         if cost := costs.get(probe.name):
             expected[probe.name] = cost.core_seconds or (cost.seconds_alone or 0) * cores

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, get_args
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from workflow.bench.analysis.captions import from_rst
 from workflow.bench.analysis.descriptions import described
@@ -29,6 +29,7 @@ from workflow.bench.results.sources import NamedRows, files_in, read_sources
 from workflow.bench.site.grids import RunGrid, grid
 from workflow.bench.site.machines import MachineEntry
 from workflow.bench.site.pictures import Line, lines
+from workflow.bench.site.prose import inline
 from workflow.bench.support.reading import read_text
 
 CLAIMS: Final = "claims"
@@ -56,17 +57,9 @@ def describe(name: str) -> Description:
     text = described(name)
     if text is None:
         return Description(name, Markup())
-    title = re.sub(r"\((Figure|Table) (\d+)\)", "(\\1\u00a0\\2)", text.title)
+    title = re.sub(r"\((Figure|Table) (\d+)(, appendix)?\)", "(\\1\u00a0\\2\\3)", text.title)
     reading, *more = map(inline, text.paragraphs)
     return Description(title, reading, tuple(more))
-
-
-def inline(text: str) -> Markup:
-    """Return a paragraph of reStructuredText as HTML: ``**bold**``, ``*italic*`` and literals; all else is text."""
-    html = str(escape(text))
-    for pattern, tag in ((r"``(.+?)``", "code"), (r"\*\*(.+?)\*\*", "b"), (r"(?<![\w*])\*(\S.*?)\*(?![\w*])", "i")):
-        html = re.sub(pattern, rf"<{tag}>\1</{tag}>", html)
-    return Markup(html)
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,10 @@ class Shown:
     def number(self) -> str:
         """What the paper or this project calls it, such as ``Figure 4``; its title if it has no number."""
         match = _NUMBERED.match(self.name)
-        return f"{'Figure' if match[1] == 'fig' else 'Table'} {match[2]}" if match else self.description.title
+        if match is None:
+            return self.description.title
+        appendix = ", appendix" if self.name.endswith("_appendix") else ""
+        return f"{'Figure' if match[1] == 'fig' else 'Table'} {match[2]}{appendix}"
 
     @property
     def page(self) -> str:
@@ -196,6 +192,10 @@ class Content:
     def table(self, shown: Shown) -> RunGrid:
         """Return a table's rows."""
         return grid(read_csv(self.results / "tables" / f"{shown.name}.csv"))
+
+    def figures_of(self, experiment: str) -> list[Shown]:
+        """Return the figures that name an experiment as their source."""
+        return [shown for shown in self.shown["figures"] if experiment in shown.artefact.experiments]
 
     def claims_of(self, shown: Shown) -> list[Claim]:
         """Return the claims whose data a figure or table shows."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from workflow.bench.results.sources import NamedRows, read_sources
+from workflow.bench.site.prose import name_of, named
 
 SOURCES: Final = "data"
 """The column with the files and runs that a row is computed from."""
@@ -19,6 +20,8 @@ _NUMBER: Final = re.compile(r"[-+]?\d[\d.,e+-]*")
 _WORD: Final = re.compile(r"[^\d,;]{1,12}")
 """A text that may stand in place of a number, such as ``not reached``."""
 _TRUTH: Final = {"True": "yes", "False": "no"}
+_NAMED: Final = 8
+"""The most texts that tell what is in a closed group."""
 _WIDE: Final = 45
 """A column with a longer text has room for sentences."""
 
@@ -42,10 +45,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, and the interval that follows its value."""
+    """A text, and the interval that follows its value; in place of an identifier its name."""
 
     text: str
     interval: str = ""
+    identifier: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,15 @@ class Row:
 class RunGroup:
     """The rows with a common heading; without one where the rows of a table are not grouped."""
 
-    heading: tuple[str, ...]
+    heading: tuple[Cell, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def inside(self) -> str:
+        """What its first column has, for a group that is closed."""
+        texts = list(dict.fromkeys(row.cells[0].text for row in self.rows if row.cells))
+        more = len(texts) - _NAMED
+        return ", ".join(texts[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ class RunGrid:
 
     columns: tuple[Column, ...]
     groups: tuple[RunGroup, ...]
-    shared: tuple[tuple[str, str], ...] = ()
+    shared: tuple[tuple[str, Cell], ...] = ()
     """Columns with the same text in every row, and that text."""
 
     @property
@@ -89,21 +100,19 @@ def grid(rows: Sequence[Mapping[str, str]], *, most_leading: int = 4) -> RunGrid
     rows = [_with_intervals(row) for row in rows]
     keys = [key for key in (rows[0] if rows else {}) if key != SOURCES and any(row[key] for row in rows)]
     shared = tuple(
-        (key, _plain(rows[0][key])) for key in keys if len(rows) > 2 and len({row[key] for row in rows}) == 1
+        (key, _cell(key, rows[0][key])) for key in keys if len(rows) > 2 and len({row[key] for row in rows}) == 1
     )
     keys = [key for key in keys if key not in dict(shared)]
     leading = keys[: _grouping(rows, keys[: most_leading + 1])]
     sides = {match["side"] for key in keys if (match := _COMPARED.fullmatch(key))}
     columns = tuple(_column(key, rows, compares=len(sides) == len(_SIDES)) for key in keys[len(leading) :])
-    by_heading: dict[tuple[str, ...], list[Row]] = {}
+    by_heading: dict[tuple[Cell, ...], list[Row]] = {}
     for row in rows:
-        cells = tuple(_cell(row[column.key]) for column in columns)
-        heading = tuple(row[key] for key in leading)
+        cells = tuple(_cell(column.key, row[column.key]) for column in columns)
+        heading = tuple(_cell(key, row[key]) for key in leading if row[key])
         by_heading.setdefault(heading, []).append(Row(cells, read_sources(row.get(SOURCES, ""))))
-    groups = (
-        RunGroup(tuple(map(_plain, filter(None, heading))), tuple(of_group)) for heading, of_group in by_heading.items()
-    )
-    return RunGrid(columns, tuple(groups), shared)
+    groups = tuple(RunGroup(heading, tuple(of_group)) for heading, of_group in by_heading.items())
+    return RunGrid(columns, groups, shared)
 
 
 def _with_intervals(row: Mapping[str, str]) -> dict[str, str]:
@@ -129,24 +138,22 @@ def _grouping(rows: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
 
 def _column(key: str, rows: Iterable[Mapping[str, str]], *, compares: bool) -> Column:
     match = _COMPARED.fullmatch(key) if compares else None
-    texts = [_cell(row[key]).text for row in rows if row[key]]
+    texts = [_cell(key, row[key]).text for row in rows if row[key]]
     numbers = [text for text in texts if _NUMBER.fullmatch(text)]
     return Column(
         key,
-        match["what"] + match["unit"] if match else key.replace("_", " "),
+        named(match["what"] + match["unit"] if match else key.replace("_", " ")).striptags(),
         _SIDES[match["side"]] if match else "",
         is_number=bool(numbers) and all(_WORD.fullmatch(text) for text in texts if text not in numbers),
         is_wide=any(len(text) > _WIDE for text in texts),
     )
 
 
-def _plain(text: str) -> str:
-    return _TRUTH.get(text, text)
-
-
-def _cell(text: str) -> Cell:
+def _cell(key: str, text: str) -> Cell:
+    if name := name_of(key, text):
+        return Cell(name, identifier=text)
     match = _INTERVAL.fullmatch(text)
     if match is None:
-        return Cell(_plain(text))
+        return Cell(_TRUTH.get(text, text))
     # No line break inside the brackets.
     return Cell(match["value"], re.sub(r" (?=[^\[]*\])", "\u00a0", match["interval"]))

@@ -33,7 +33,6 @@ _FILE_NAME: Final = ("[A-Za-z0-9_][A-Za-z0-9_.-]*", "letters, digits, '_', '.' a
 _NAME: Final = ("[A-Za-z0-9_][A-Za-z0-9_-]*", "letters, digits, '_' and '-', without '-' in front")
 _NAMES: Final = {
     "account": _FILE_NAME,
-    "data": _FILE_NAME,
     "experiment": _NAME,
     "hardware": ("[a-z0-9][a-z0-9-]*", "lowercase letters, digits and dashes, without a dash in front"),
     "label": ("[a-z0-9_]+", "lowercase letters, digits and underscores"),
@@ -51,7 +50,7 @@ def name_rule(kind: str, text: str) -> str | None:
     """Return the rule that a name breaks, such as ``must consist of ...``; None if it is valid.
 
     Args:
-        kind: account, data (a file or folder of the data folder), experiment, hardware, label, module (of Python),
+        kind: account, experiment, hardware, label, module (of Python),
             queue or tier.
         text: the name.
     """

@@ -48,9 +48,14 @@ FURTHER = ("claim_parts.csv",)
 """The numbers behind the verdicts, for programs."""
 
 NARROW: Final = {
-    **{name: name for name in ("id", "verdict", "claim", "quantity", "published")},
+    "id": "id",
+    "wording": "verdict",
+    "claim": "claim",
+    "proxy": "tested on",
+    "quantity": "quantity (unit)",
+    "published": "published",
     "measured_interval": "measured [interval]",
-    "confirmed_if": "confirmed if",
+    "threshold": "threshold",
 }
 """The columns that fit on a page, and their headings."""
 
@@ -70,8 +75,11 @@ def make(results: Results, folder: Path) -> list[Path]:
     title = "The paper's claims and their verdicts from these runs"
     about = caption(results, all_runs, notes=notes, absent=absent)
     write_atomically(folder / FURTHER[0], parts.to_csv(index=False))
-    details = table.drop(columns=[*NARROW, "measured", "interval"])
-    shown = table.assign(verdict=table["verdict"].mask(disputed, table["verdict"] + f" {MARK}"))
+    details = table.drop(columns=[*NARROW, "unit", "measured", "interval"])
+    shown = table.assign(
+        wording=table["wording"].mask(disputed, table["wording"] + f" {MARK}"),
+        quantity=table["quantity"] + " (" + table["unit"] + ")",
+    )
     narrow = Narrow(shown[list(NARROW)].rename(columns=NARROW), details)
     files = write_table(table, folder, "claims", title=title, caption=about, narrow=narrow)
     return [*files, folder / FURTHER[0]]

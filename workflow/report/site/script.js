@@ -7,10 +7,10 @@
   const one = (selector, inside = document) => inside.querySelector(selector);
   const pages = new Map(all("section.page").map((page) => [page.id, page]));
   const menu = all("header.top nav a");
-  const START = "claims";
+  const START = "summary";
   const RUNS = JSON.parse(one("#runs-of-claims").textContent);
   // The menu's entry of a page whose address begins so.
-  const ABOVE = { claim: "claims", figure: "figures", table: "tables" };
+  const ABOVE = { claim: "claims", curves: "curves", figure: "figures", table: "tables" };
 
   const read = () => {
     const [address, query] = location.hash.slice(1).split("?");
@@ -28,7 +28,8 @@
 
   const showPage = (address) => {
     const everything = address === "everything";
-    const id = everything || pages.has(address) ? address : START;
+    const inside = !pages.has(address) && document.getElementById(address);
+    const id = everything || pages.has(address) ? address : (inside && inside.closest("section.page") || { id: START }).id;
     for (const [name, page] of pages) page.classList.toggle("shown", everything || name === id);
     for (const link of menu) {
       const isHere = link.hash.slice(1) === (ABOVE[id.split("/")[0]] || id);
@@ -48,7 +49,7 @@
     all("img[data-of]", page || document).forEach((image) => {
       if (!image.src) image.src = document.getElementById(image.dataset.of).src;
     });
-    if (page && page.id === START) filterByVerdict(query.get("verdict"));
+    if (page && page.id === "claims") filterByVerdict(query.get("verdict"));
     if (page && page.id === "runs") filterByClaim(query.get("claim"));
     clearTimeout(waiting);
     if (address !== last) {
@@ -57,6 +58,9 @@
     }
     const isHere = address === last;
     last = address;
+    document.dispatchEvent(new CustomEvent("page-shown", { detail: page || document }));
+    const target = page && address !== page.id && document.getElementById(address);
+    if (target && page.contains(target)) target.scrollIntoView({ block: "center" });
     if (page && query.has("zoom")) openZoom(one("a.picture img", page), isHere);
     else if (zoom.open) zoom.close();
   };
@@ -82,7 +86,9 @@
 
   const textOf = (entry) => {
     const group = entry.tagName === "TR" ? one("tr.group", entry.parentNode) : null;
-    return `${group ? group.textContent : ""} ${entry.textContent}`.toLowerCase();
+    // Identifiers are tooltips.
+    const titles = all("[title]", entry).map((part) => part.title).join(" ");
+    return `${group ? group.textContent : ""} ${entry.textContent} ${titles}`.toLowerCase();
   };
   for (const input of all("input[data-filters]")) {
     const holder = document.getElementById(input.dataset.filters);

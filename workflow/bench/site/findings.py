@@ -1,0 +1,358 @@
+"""What came out, in sentences whose numbers are those of kept tables.
+
+A finding states its condition in code: where a reference does not support the sentence, or lacks a number, the finding
+is left out with the reason. `FINDINGS` has them by the strength of what they rest on: mathematics, then claims with
+intervals, then single comparisons.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, median
+from typing import Final, NamedTuple
+
+from workflow.bench.analysis.captions import INERT
+from workflow.bench.analysis.wording import number
+from workflow.bench.results.archive import SUFFIX, read_archive
+from workflow.bench.results.rows import read_csv
+
+Row = Mapping[str, str]
+
+
+class UnsupportedError(Exception):
+    """Raised where a reference does not support a finding; the message says why."""
+
+
+def need(condition: object, why: str) -> None:
+    """Raise `UnsupportedError` unless a condition holds."""
+    if not condition:
+        raise UnsupportedError(why)
+
+
+class Measured(NamedTuple):
+    """A number with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def alone(self) -> str:
+        """The number without its interval."""
+        return number(self.value)
+
+    @property
+    def to_two_decimals(self) -> str:
+        """The text of a ratio as docs/field.md shows it."""
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    def __str__(self) -> str:
+        return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The kept results that findings are about."""
+
+    evidence: Path
+    """``results/reference/<hardware>/evidence``."""
+    field: Path
+    """``results/reference/<hardware>/field``."""
+
+    def table(self, name: str) -> list[dict[str, str]]:
+        """Return the rows of a table of the evidence tier."""
+        return self._read(self.evidence / "tables" / f"{name}.csv")
+
+    def probe(self, name: str) -> list[dict[str, str]]:
+        """Return the rows of a probe of the evidence tier."""
+        return self._read(self.evidence / "probes" / f"{name}.csv")
+
+    def runs(self, experiment: str) -> list[dict[str, str]]:
+        """Return the rows of an experiment's runs at the evidence tier."""
+        return self._read(self.evidence / f"{experiment}.runs.csv")
+
+    def _read(self, file: Path) -> list[dict[str, str]]:
+        need(file.is_file(), f"{file.name} was not kept")
+        return read_csv(file)
+
+    @cached_property
+    def claims(self) -> dict[str, dict[str, str]]:
+        """The rows of the table of claims by id."""
+        return {row["id"]: row for row in self.table("claims")}
+
+    @cached_property
+    def parts(self) -> dict[str, dict[str, Measured]]:
+        """The numbers behind each claim by the name of the part; of parts without an interval its ends are missing."""
+        found: dict[str, dict[str, Measured]] = {}
+        for row in self.table("claim_parts"):
+            if row["value"] and row["low"]:
+                numbers = Measured(*(float(row[name]) for name in ("value", "low", "high")))
+                found.setdefault(row["id"], {})[row["part"]] = numbers
+        return found
+
+    def of_claim(self, claim: str, *names: str) -> list[Measured]:
+        """Return some parts of a claim, or all, in order."""
+        parts = self.parts.get(claim, {})
+        absent = [name for name in names if name not in parts]
+        need(parts and not absent, f"{claim} has no interval of {', '.join(absent) or 'any part'}")
+        return [parts[name] for name in names or parts]
+
+    def times(self, experiment: str, *labels: str) -> list[dict[str, str]]:
+        """Return rows of time_to_target by label, each cell without its interval."""
+        rows = {row["optimizer"]: row for row in self.table("time_to_target") if row["experiment"] == experiment}
+        absent = [label for label in labels if label not in rows]
+        need(not absent, f"time_to_target has no {', '.join(absent)} of {experiment}")
+        return [{name: cell.partition(" [")[0] for name, cell in rows[label].items()} for label in labels]
+
+    def cost(self, optimizer: str, part: str, dimension: int) -> float:
+        """Return the mean milliseconds of one part of a step on a layer of a width."""
+        rows = self.probe("cost_scaling")
+        chosen = [row for row in rows if (row["optimizer"], row["part"]) == (optimizer, part)]
+        times = [float(row["ms"]) for row in chosen if int(row["dimension"]) == dimension]
+        need(times, f"cost_scaling has no {part} of {optimizer} at {dimension}")
+        return fmean(times)
+
+    def in_field(self, experiment: str, optimizer: str, quantity: str = "steps") -> Measured:
+        """Return the steps or the time of a label of the field over its base's."""
+        rows = self._read(self.field / "tables" / "field_results.csv")
+        chosen = [row for row in rows if (row["experiment"], row["optimizer"]) == (experiment, optimizer)]
+        cells = [chosen[0][f"{quantity} / base{end}"] for end in ("", ", low", ", high")] if chosen else [""]
+        need(all(cells), f"field_results has no interval of {optimizer} in {experiment}")
+        return Measured(*map(float, cells))
+
+    def last_losses(self, experiment: str) -> dict[str, float]:
+        """Return the median over seeds of the last validation loss by label, from the records of the runs."""
+        found: dict[str, list[float]] = {}
+        labels = {row["run"]: row["optimizer"] for row in self.runs(experiment)}
+        for file in sorted(self.evidence.parents[1].glob(f"*/{self.evidence.name}/{experiment}{SUFFIX}")):
+            for run, kept in read_archive(file).runs.items():
+                rows = csv.DictReader(io.StringIO(kept.metrics))
+                losses = [
+                    float(row["value"]) for row in rows if (row["split"], row["metric"]) == ("validation", "loss")
+                ]
+                if losses and run in labels:
+                    found.setdefault(labels[run], []).append(losses[-1])
+        return {label: median(losses) for label, losses in found.items()}
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else number(value, 2)
+
+
+def _printed_rule(kept: Kept) -> str:
+    verdicts = [kept.claims[claim]["verdict"] for claim in ("C20", "C21", "C22")]
+    need(verdicts == ["confirmed", "refuted", "refuted"], f"C20, C21 and C22 are {', '.join(verdicts)}")
+    row = kept.claims["C22"]
+    stays = re.findall(r"(\d+) of (\d+) sequences stay finite", f"{row['measured']} {row['details']}")
+    need(len(stays) == 3, "C22 does not count the sequences of three rules")
+    (printed, number_of), *others = stays
+    need({found for found, _ in others} == {number_of}, "another rule does not stay finite")
+    return (
+        "Algorithm 1's rule keeps the factors positive definite (C20), but it adds where the inverse subtracts, and "
+        f"multiplies by γ where it divides (C21). In half precision {printed} of {number_of} sequences of 10,000 "
+        "printed updates stay finite; with the exact and the released rule all do (C22)."
+    )
+
+
+def _fewer_iterations(kept: Kept) -> str:
+    steps, time = (kept.parts.get(claim, {}) for claim in ("C03", "C01"))
+    need(steps and all(one.high < 1 for one in steps.values()), "C03 is not below 1 in all parts")
+    need(time, "C01 has no interval")
+    lamb, mkor, hybrid, kaisa = (row["ms a step"] for row in kept.times("autoencoder_lamb", *_OVER_LAMB))
+    return (
+        f"On small models MKOR takes {_listed(steps)} of LAMB's iterations (C03; the paper: 0.65). LAMB takes "
+        f"{_listed(time)} of MKOR-H's time (C01; the paper: 2.57): a step of the small autoencoder is mostly overhead "
+        f"(LAMB {lamb} ms, MKOR {mkor}, MKOR-H {hybrid}, KAISA {kaisa}).{_break_even(kept, list(time))}"
+    )
+
+
+def _break_even(kept: Kept, parts: Sequence[str]) -> str:
+    """Return a sentence on what MKOR-H's step may cost, which carries over to other machines; empty if C01 lacks it."""
+    limits = re.findall(
+        r"in multiples of lamb's, < ([\d.]+ \[[\d., ]+\]), here ([\d.]+)", kept.claims["C01"]["details"]
+    )
+    if len(limits) != len(parts):
+        return ""
+    phrases = " and ".join(f"{limit} ({part}, here {here})" for part, (limit, here) in zip(parts, limits, strict=True))
+    return f" On any machine MKOR-H saves time if its step costs less, in multiples of LAMB's, than {phrases}."
+
+
+_OVER_LAMB: Final = ("lamb", "mkor", "mkor_h", "kaisa")
+
+
+def _listed(parts: Mapping[str, Measured]) -> str:
+    return " and ".join(f"{one} ({name})" if name else str(one) for name, one in parts.items())
+
+
+def _newer(kept: Kept) -> str:
+    experiments = ("field_language_model", "field_alexnet")
+    muon, mkor = ([kept.in_field(name, label) for name in experiments] for label in ("muon", "mkor"))
+    need(
+        all(one.high < 1 and one.value < other.value for one, other in zip(muon, mkor, strict=True)), "MKOR needs fewer"
+    )
+    need(muon[0].high < mkor[0].low, "the intervals on the language model meet")
+    studies = len({row["study"] for row in read_csv(kept.field / "field_alexnet.runs.csv")} - {""})
+    which = "one study, which makes them too short" if studies == 1 else f"{studies} studies"
+    (muon_text, muon_images), (mkor_text, mkor_images) = ([one.to_two_decimals for one in of] for of in (muon, mkor))
+    return (
+        f"With as many trials Muon takes {muon_text} of AdamW's iterations on a small language model, MKOR "
+        f"{mkor_text}; on AlexNet {muon_images} and {mkor_images} of SGD's ([the field](docs/field.md); intervals are "
+        f"of {which})."
+    )
+
+
+def _cheap_updates(kept: Kept) -> str:
+    factor = {label: [kept.cost(label, "factor", d) for d in (256, 4096)] for label in ("mkor", "kaisa")}
+    applied = {label: kept.cost(label, "precondition", 4096) for label in ("mkor", "kaisa", "mkor_windowed")}
+    need(factor["mkor"][1] < factor["kaisa"][1] / 10, "MKOR's factor update is not ten times cheaper")
+    need(applied["mkor"] > 10 * factor["mkor"][1], "its preconditioning is not ten times dearer than its update")
+    need(kept.claims["C12"]["verdict"] == "confirmed", "C12 is not confirmed")
+    (memory,) = kept.of_claim("C13")
+    need(memory.low > 1, "C13 is not above 1")
+    mkor, kaisa = (" to ".join(map(_ms, factor[label])) for label in ("mkor", "kaisa"))
+    window = kept.cost("mkor_windowed", "factor", 4096)
+    return (
+        f"From d = 256 to 4096 a factor update takes MKOR {mkor} ms and KAISA {kaisa}; MKOR sends as little as claimed "
+        f"(C12) and keeps {memory.alone} times less state (C13). But each step multiplies a gradient by two dense "
+        f"factors: {_ms(applied['mkor'])} ms at 4096 (KAISA {_ms(applied['kaisa'])}), which the paper's Table 1 leaves "
+        f"out. With a window of vectors in place of a matrix (ours) it is {_ms(window)} and "
+        f"{_ms(applied['mkor_windowed'])} ms."
+    )
+
+
+def _rank_one(kept: Kept) -> str:
+    models = {"autoencoder": "autoencoder", "bert": "BERT", "resnet": "ResNet"}
+    errors, shares = (
+        [kept.of_claim(claim, *(f"{model} {side}" for model in models)) for side in ("activations", "gradients")]
+        for claim in ("C14", "C15")
+    )
+    need(all(one.value < other.value for one, other in zip(*errors, strict=True)), "gradients are as near rank 1")
+    need(all(one.value > other.value for one, other in zip(*shares, strict=True)), "their means capture as much")
+    changes = [
+        float(row["direction_change"])
+        for row in kept.probe("factors")
+        if (row["side"], row["vectors"]) == ("left", "mkor") and row["direction_change"]
+    ]
+    need(changes and max(changes) < 1 - INERT, "MKOR's left factor turns a gradient")
+    (missed, more), (captured, less) = (
+        [", ".join(one.alone for one in side) for side in of_claim] for of_claim in (errors, shares)
+    )
+    return (
+        f"The best rank-1 matrix misses up to {missed} of the norm for activations of {', '.join(models.values())} and "
+        f"{more} for gradients (C14); of its energy the mean vector captures {captured} and {less} (C15). Mean "
+        "gradients are so small that J_L, the factor made of them, turns no layer's gradient by more than "
+        f"1 − cos = {max(changes):.1e} (`fig18_factors`)."
+    )
+
+
+def _alexnet(kept: Kept) -> str:
+    rivals = kept.of_claim("C19", "sgd/mkor", "hylo/mkor", "kaisa/mkor")
+    need(all(one.low > 1 for one in rivals), "C19 is not above 1 for every rival")
+    sgd, hylo, kaisa = rivals
+    return f"SGD takes {sgd} times MKOR's time to equal training accuracy, HyLo {hylo}, KAISA {kaisa} (C19)."
+
+
+def _learning_rate(kept: Kept) -> str:
+    kaisa, sgd = kept.of_claim("C18", "KAISA without clip", "SGD")
+    need(kaisa.high < 0, "C18 is not below 0 for KAISA without its clip")
+    return (
+        "MKOR's best accuracy, averaged over the rates, minus that of KAISA without the clip (its `kl_clip`, which "
+        f"shortens steps) is {kaisa}; minus SGD's {sgd} (C18). These intervals are over seeds."
+    )
+
+
+def _both_sides(kept: Kept) -> str:
+    rows = kept.times("autoencoder_lamb", "mkor_normalized", "mkor", "kaisa", "lamb")
+    both, mkor, kaisa, lamb = (row["iterations"] for row in rows)
+    need(float(both) < min(map(float, (mkor, kaisa, lamb))), "it does not need the fewest")
+    return (
+        f"`mkor_normalized`, which gives the mean gradient a tuned norm before it updates J_L (ours), reaches the "
+        f"autoencoder's target in {both} iterations, MKOR in {mkor}, KAISA in {kaisa}, LAMB in {lamb} (medians over "
+        "the seeds of all studies)."
+    )
+
+
+def _better_base(kept: Kept) -> str:
+    labels = ("lamb", "mkor", "adamw", "mkor_adamw", "kaisa_adamw")
+    losses = kept.last_losses("bert_pretraining")
+    need(set(labels) <= set(losses), "the records lack a label")
+    lamb, mkor, adamw, over, kaisa = (losses[label] for label in labels)
+    need(adamw < lamb and mkor < lamb and over < adamw, "the order of the losses is another")
+    return (
+        f"BERT's validation loss ends at {lamb:.2f} with LAMB, {mkor:.2f} with MKOR over LAMB, {adamw:.2f} with AdamW, "
+        f"{over:.2f} with MKOR and {kaisa:.2f} with KAISA over AdamW (medians over seeds, no intervals)."
+    )
+
+
+def _inert(kept: Kept) -> str:
+    places = {"resnet50_imagenet": "ResNet", "autoencoder_lamb": "the autoencoder", "alexnet_cifar100": "AlexNet"}
+    phrases = []
+    for experiment, name in places.items():
+        cosines: dict[str, list[float]] = {}
+        for row in kept.runs(experiment):
+            if row["direction_cosine"] and row["status"] == "finished":
+                cosines.setdefault(row["optimizer"], []).append(float(row["direction_cosine"]))
+        if labels := sorted(label for label, values in cosines.items() if median(values) >= INERT):
+            phrases.append(f"{', '.join(f'`{label}`' for label in labels)} on {name}")
+    need(phrases, "no method is inert")
+    return (
+        "At the values that tuning chose, these leave the direction of the gradient as it is (median cosine "
+        f"{INERT:g} or more; they are called inert): {'; '.join(phrases)}."
+    )
+
+
+def _published(kept: Kept) -> str:
+    rows = kept.table("published_consistency")
+    differ = sum(row["agrees"].startswith("no") for row in rows)
+    need(differ, "all agree")
+    return (
+        f"Of {len(rows)} numbers that follow from others in the paper, {differ} disagree with what it states (table "
+        "`published_consistency`): LAMB's iterations are 1,536 in one table and 1,563 in the others at the same time."
+    )
+
+
+def _ladder(kept: Kept) -> str:
+    rows = [row for row in kept.table("ladder") if row["inputs"].startswith("plain")]
+    shares: dict[str, list[str]] = {}
+    for row in rows:
+        rung = row["label"].removesuffix(f"_{row['base']}")
+        if rung in ("mac", "mkor") and re.match(r"-?\d", row["share of KFAC's gain"]):
+            shares.setdefault(f"{row['workload']} over {row['base']}", []).append(row["share of KFAC's gain"])
+    both = {place: of_place for place, of_place in shares.items() if len(of_place) == 2}
+    need(both, "no workload has the shares of MAC and of MKOR")
+    phrases = (f"{mac} and {mkor} on {place}" for place, (mac, mkor) in both.items())
+    return f"Of KAISA's gain MAC (its rank-1 input side alone) and MKOR keep {'; '.join(phrases)} (`fig21_ladder`)."
+
+
+FINDINGS: Final[Mapping[str, Callable[[Kept], str]]] = {
+    "The printed update rule is not the one that works.": _printed_rule,
+    "MKOR needs fewer iterations than LAMB; whether that saves time depends on the cost of a step.": _fewer_iterations,
+    "Newer optimizers need fewer iterations still.": _newer,
+    "MKOR's factor updates are cheap, its preconditioning is not.": _cheap_updates,
+    "Activations are nearer to rank 1 than gradients; MKOR's left factor has no effect.": _rank_one,
+    "On AlexNet MKOR is the fastest of the paper's rivals.": _alexnet,
+    "How much of KAISA's gain MKOR keeps.": _ladder,
+    "MKOR is not the least sensitive to the learning rate.": _learning_rate,
+    "With both sides acting MKOR needs fewer iterations on the autoencoder.": _both_sides,
+    "The base optimizer matters, and MKOR helps over the better one, too.": _better_base,
+    "Some rivals do nothing where they are compared.": _inert,
+    "The published numbers do not all agree with each other.": _published,
+}
+"""What came out, the strongest first, with the function that writes it or raises `UnsupportedError`."""
+
+
+def findings(kept: Kept) -> tuple[list[str], dict[str, str]]:
+    """Return the findings that the kept results support, as Markdown, and those left out with the reasons."""
+    found, left_out = [], {}
+    for headline, write in FINDINGS.items():
+        try:
+            found.append(f"**{headline}** {write(kept)}")
+        except UnsupportedError as reason:
+            left_out[headline] = str(reason)
+    return found, left_out
