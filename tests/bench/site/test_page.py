@@ -340,7 +340,7 @@ def test_a_description_without_a_title_is_named():
 
 @pytest.mark.parametrize(
     ("name", "title", "place"),
-    [("fig14_cost_scaling", "Cost over the width of a layer (Figure 14)", "Figure 14. "), ("x", "", "")],
+    [("fig14_cost_scaling", "Cost over the width of a layer", "Figure 14. "), ("x", "", "")],
 )
 def test_a_figure_begins_with_the_title_of_its_page(name, title, place, tmp_path):
     figure, _ = new_figure(1, 1, height=1)
