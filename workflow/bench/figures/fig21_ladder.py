@@ -39,6 +39,8 @@ _APART: Final = 0.17
 """The distance of the two base optimizers from the middle of a row."""
 _ENDS: Final = ("mkor", "both_sides", TOP)
 """The rungs that are trained with centred inputs, too."""
+_LETTERS: Final = 66
+"""Letters of all panels' titles in one line."""
 _SHARES: Final = (0, 50, 100)
 _NOTES: Final = (
     "Above: gain of a rung over gain of KFAC; a gain is the logarithm of the base optimizer's iterations over the "
@@ -62,7 +64,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         of_workload = [ladder for ladder in found if ladder.workload == workload]
         lines = _draw_shares(upper, [ladder for ladder in of_workload if not ladder.centred])
-        upper.set_title(style.data_title(of_workload[0].runs), pad=4 + 7.5 * lines)
+        upper.set_title(style.data_title(of_workload[0].runs, width=_LETTERS // len(workloads)), pad=4 + 7.5 * lines)
         _draw_ratios(lower, of_workload)
         _head(lower, [f"{_LOOKS[one.base].name}: {one.decision}" for one in declared if one.workload == workload])
     _scale(axes)

@@ -22,6 +22,8 @@ EXPERIMENTS = ("batch_size",)
 _APART: Final = 0.025
 """The distance of two labels at one size, in the logarithm of the size, so that their intervals do not cover."""
 _BOUND: Final = "^"
+_LETTERS: Final = 66
+"""Letters of all panels' titles in one line."""
 _NOTES: Final = (
     "Above: iterations at which the smoothed metric crosses the target, the same at all sizes; geometric mean over "
     "seeds and tuning studies, t interval over studies. Hollow triangles: a run did not reach the target and counts "
@@ -42,7 +44,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     figure, axes = style.new_figure(2, len(found), height=4.0, sharex="col", height_ratios=(1.25, 1))
     for (upper, lower), of_workload in zip(axes.T, found, strict=True):
         rows = runs[runs["workload"] == of_workload.workload]
-        upper.set_title(f"{style.data_title(rows)}\n{of_workload.target.describe()}")
+        upper.set_title(f"{style.data_title(rows, width=_LETTERS // len(found))}\n{of_workload.target.describe()}")
         _draw_iterations(upper, of_workload)
         _draw_speedups(lower, of_workload)
         lower.set_xlabel("batch size")
