@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.target_sweep import TargetSweep, profiles
-from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures.fig20_target_sweep import TARGETS_NOTE, draw_empty, sweeps_of
+from workflow.bench.figures.fig20_target_sweep import draw_each
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("*",)
 
-_COLUMNS: Final = 3
 _LARGEST_FACTOR: Final = 8.0
 """The right end of the axis of factors, unless all factors are smaller."""
 _NOTE: Final = (
@@ -34,30 +30,16 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: there is no run.
     """
-    shown, left_out = sweeps_of(results)
-    notes = [TARGETS_NOTE, _NOTE, *left_out]
-    if not shown:
-        return draw_empty(results, folder, "fig20_profiles_appendix", notes)
-    rows = -(-len(shown) // _COLUMNS)
-    figure, axes = style.new_figure(rows, min(_COLUMNS, len(shown)), height=1.6 * rows)
-    titles = style.data_titles([(one.experiment, one.runs) for one in shown], width=24)
-    for panel, title, one in zip(axes.flat, titles, shown, strict=False):
-        panel.set_title(title, fontsize=6.5)
-        _draw_profiles(panel, one.sweep)
-    for panel in axes.flat[len(shown) :]:
-        panel.remove()
-    for panel in axes[:, 0]:
-        panel.set_ylabel("solved (%)")
-    for panel in axes.flat[: len(shown)][-_COLUMNS:]:
-        panel.set_xlabel("factor of the best")
-    runs = pd.concat([one.runs for one in shown], ignore_index=True)
-    legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
-    legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
-    texts: page.Texts = {
-        "caption": page.caption(results, runs, notes=notes),
-        "reading": "Share of targets and seeds reached within a factor of the best; upper left is better.",
-    }
-    return page.save(figure, folder, "fig20_profiles_appendix", legend=legend, **texts)
+    return draw_each(
+        results,
+        folder,
+        "fig20_profiles_appendix",
+        _draw_profiles,
+        note=_NOTE,
+        reading="Share of targets and seeds reached within a factor of the best; upper left is better.",
+        axes_labels=("factor of the best", "solved (%)"),
+        height=1.6,
+    )
 
 
 def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -11,15 +10,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.target_sweep import TargetSweep
-from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
-from workflow.bench.figures.fig20_target_sweep import TARGETS_NOTE, draw_empty, sweeps_of
+from workflow.bench.figures.fig20_target_sweep import draw_each
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("*",)
 
-_COLUMNS: Final = 3
 _NOTE: Final = (
     "iterations at which the smoothed metric crosses each target; a curve ends where runs miss the target, and a band "
     "that reaches the top has no upper bound"
@@ -32,30 +28,16 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: there is no run.
     """
-    shown, left_out = sweeps_of(results)
-    notes = [TARGETS_NOTE, _NOTE, *left_out]
-    if not shown:
-        return draw_empty(results, folder, "fig20_steps_appendix", notes)
-    rows = -(-len(shown) // _COLUMNS)
-    figure, axes = style.new_figure(rows, min(_COLUMNS, len(shown)), height=1.75 * rows)
-    titles = style.data_titles([(one.experiment, one.runs) for one in shown], width=24)
-    for panel, title, one in zip(axes.flat, titles, shown, strict=False):
-        panel.set_title(title, fontsize=6.5)
-        _draw_steps(panel, one.sweep)
-    for panel in axes.flat[len(shown) :]:
-        panel.remove()
-    for panel in axes[:, 0]:
-        panel.set_ylabel("iterations")
-    for panel in axes.flat[: len(shown)][-_COLUMNS:]:
-        panel.set_xlabel("base's steps (%)")
-    runs = pd.concat([one.runs for one in shown], ignore_index=True)
-    legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
-    legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
-    texts: page.Texts = {
-        "caption": page.caption(results, runs, notes=notes),
-        "reading": "A curve ends where runs miss the target, a band at the top has no upper bound.",
-    }
-    return page.save(figure, folder, "fig20_steps_appendix", legend=legend, **texts)
+    return draw_each(
+        results,
+        folder,
+        "fig20_steps_appendix",
+        _draw_steps,
+        note=_NOTE,
+        reading="A curve ends where runs miss the target, a band at the top has no upper bound.",
+        axes_labels=("base's steps (%)", "iterations"),
+        height=1.75,
+    )
 
 
 def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -20,6 +21,7 @@ from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("*",)
 
+_COLUMNS: Final = 3
 LABELS: Final = ("mkor", "kaisa")
 """The labels that have a panel."""
 TARGETS_NOTE: Final = (
@@ -82,6 +84,55 @@ def draw_empty(results: Results, folder: Path, name: str, notes: Sequence[str]) 
     panels.explain_empty(axes[0, 0], "no experiment has runs with a target that tells of training")
     runs = pd.concat([results.runs(name) for name in results.experiments()], ignore_index=True)
     return page.save(figure, folder, name, legend=[], caption=page.caption(results, runs, notes=notes))
+
+
+def draw_each(
+    results: Results,
+    folder: Path,
+    name: str,
+    draw: Callable[[Axes, TargetSweep], None],
+    *,
+    note: str,
+    reading: str,
+    axes_labels: tuple[str, str],
+    height: float,
+) -> list[Path]:
+    """Draw a figure with a panel for each experiment.
+
+    Args:
+        results: the results of one machine and tier.
+        folder: where the files go.
+        name: the figure's.
+        draw: draws an experiment's panel.
+        note: a sentence of the caption, on what is drawn.
+        reading: how to read it, in one line.
+        axes_labels: of the horizontal and the vertical axis.
+        height: of a row of panels, in inches.
+
+    Raises:
+        NoDataError: there is no run.
+    """
+    shown, left_out = sweeps_of(results)
+    notes = [TARGETS_NOTE, note, *left_out]
+    if not shown:
+        return draw_empty(results, folder, name, notes)
+    rows = -(-len(shown) // _COLUMNS)
+    figure, axes = style.new_figure(rows, min(_COLUMNS, len(shown)), height=height * rows)
+    titles = style.data_titles([(one.experiment, one.runs) for one in shown], width=24)
+    for panel, title, one in zip(axes.flat, titles, shown, strict=False):
+        panel.set_title(title, fontsize=6.5)
+        draw(panel, one.sweep)
+    for panel in axes.flat[len(shown) :]:
+        panel.remove()
+    for panel in axes.flat[: len(shown)][-_COLUMNS:]:
+        panel.set_xlabel(axes_labels[0])
+    for panel in axes[:, 0]:
+        panel.set_ylabel(axes_labels[1])
+    runs = pd.concat([one.runs for one in shown], ignore_index=True)
+    legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
+    legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
+    caption = page.caption(results, runs, notes=notes)
+    return page.save(figure, folder, name, legend=legend, caption=caption, reading=reading)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
