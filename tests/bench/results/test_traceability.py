@@ -121,7 +121,7 @@ def follow_time_to_target(row: pd.Series, root: Path) -> Followed:
     reached = [step for step in steps if step is not None]
     if len(reached) < len(steps):
         return [(row["iterations"].split()[0], "not")]  # reached: no run, or not all of two
-    return [(row["iterations"].split()[0], statistics.mean(reached))]
+    return [(row["iterations"].split()[0], statistics.geometric_mean(reached))]
 
 
 def follow_table5(row: pd.Series, root: Path) -> Followed:
