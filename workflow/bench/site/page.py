@@ -120,8 +120,7 @@ def _findings(content: Content) -> list[tuple[str, Markup]]:
     """Return the headline and the text of each finding that the results support, with links to what it names."""
     kept, found = Kept(content.results, content.results.parent / "field"), []
     for headline, write in FINDINGS.items():
-        # A folder need not have all tables, rows and numbers that a finding reads; the committed results have them.
-        with suppress(UnsupportedError, LookupError, ValueError, FileNotFoundError):
+        with suppress(UnsupportedError):
             found.append((headline, write(kept)))
     pages = {claim.id: (f"claim/{claim.id}", claim.id) for claim in content.claims}
     for shown in chain.from_iterable(content.shown.values()):
