@@ -19,6 +19,8 @@ PERIODS = {"MKOR": 10, "KAISA": 50, "HyLo": 50}
 CALLS = {"MKOR": 2, "KAISA": 2, "HyLo": 1}
 """Updates of the probe in that of a layer: HyLo's is of both sides."""
 GPUS = 64
+BUSY = 0.1
+"""The share of the cores, taken by other processes in any row, from which times decide nothing."""
 
 
 class Part(NamedTuple):
@@ -224,7 +226,8 @@ _OF_PROBES: dict[str, tuple[str, Callable[[pd.DataFrame, list[Condition]], list[
 def _of_probe(claim: str, folder: Folder, given: list[Condition]) -> list[Part]:
     name, rule = _OF_PROBES[claim]
     rows = folder.probe(name)
-    return rule(rows, given) if len(rows) else []
+    idle = "busy_share" not in rows or not (rows["busy_share"].astype(float) >= BUSY).any()
+    return rule(rows, given) if len(rows) and idle else []
 
 
 RULES = {claim: partial(_of_probe, claim) for claim in _OF_PROBES}

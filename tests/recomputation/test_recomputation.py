@@ -152,6 +152,13 @@ def probed(name: str, rows: str, column: str, factor: float) -> Callable[[Folder
     return planted
 
 
+def busy(folder: Folder) -> Folder:
+    """Return a folder in whose last row of iteration times other processes took a fifth of the cores."""
+    table = folder.probe("iteration_time").copy()
+    table.loc[table.index[-1], "busy_share"] = 0.2
+    return replace(folder, read={**folder.read, "iteration_time": table})
+
+
 PLANTED: dict[str, tuple[str, Callable[[Folder], Folder]]] = {
     "losses of a run": ("C03", evaluated("autoencoder_lamb", "mkor", "loss", lambda values: 1.1 * values)),
     "steps of the base": ("C03", evaluated("autoencoder_lamb", "lamb", "loss", lambda values: 1.1 * values)),
@@ -161,6 +168,7 @@ PLANTED: dict[str, tuple[str, Callable[[Folder], Folder]]] = {
     "an accuracy": ("C18", evaluated("resnet_cifar10_lr", "sgd", "accuracy", lambda values: values + 0.1)),
     "bytes": ("C13", probed("memory", "optimizer == 'kaisa'", "bytes", 1.01)),
     "a repeat": ("C11", probed("cost_scaling", "optimizer == 'mkor' and repeat == 0 and dimension == 4096", "ms", 1.1)),
+    "a busy machine": ("C08", busy),
     "the looks": ("C06", lambda folder: replace(folder, looks=2)),
 }
 

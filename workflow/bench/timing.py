@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,15 +10,14 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.plan.artefacts import Artefact, describe, planned_probes
+from workflow.bench.plan.artefacts import Artefact, planned_probes
 from workflow.bench.plan.pipeline import run_pipeline
-from workflow.bench.probes._load import OtherLoad
 from workflow.bench.results.costs import kept_costs
 from workflow.bench.results.rows import read_csv
 from workflow.bench.support.command_line import check_option, real, run_command
 from workflow.bench.support.config import shown_path
+from workflow.bench.support.load import OtherLoad, is_busy
 from workflow.bench.support.provenance import usable_cores
-from workflow.bench.support.source_code import read_literals
 from workflow.bench.training.progress import duration
 
 WATCHED: Final = 2.0
@@ -29,13 +27,6 @@ LOOKS: Final = 10.0
 MINUTES: Final = 7 * 24 * 60
 """The longest wait."""
 STEP_TIME: Final = "step_time"
-
-
-@functools.cache
-def _busy() -> float:
-    """Return the share of the cores from which `STEP_TIME` counts a machine as busy, without importing the probe."""
-    share: float = read_literals(describe("probes", STEP_TIME).module, ("BUSY",))["BUSY"]
-    return share
 
 
 def expected(probes: Sequence[Artefact], plan: Plan) -> float | None:
@@ -74,7 +65,7 @@ def share_of_others(wait: float, stream: TextIO) -> float | None:
     while True:
         time.sleep(seconds)
         share, waited = load.share(), time.monotonic() - started
-        if share is None or share < _busy() or waited >= wait:
+        if not is_busy(share) or waited >= wait:
             break
         line = f"waiting for an idle machine: others use {share:.0%} of the cores; {duration(wait - waited)} left"
         if stream.isatty():
@@ -93,7 +84,7 @@ def refusal(share: float | None, options: argparse.Namespace) -> str:
     if share is None:
         print("warning: this system does not tell how busy it is; keep it idle", file=sys.stderr)
         return ""
-    if share < _busy():
+    if not is_busy(share):
         return ""
     busy = f"other processes use {share:.0%} of the cores"
     if options.anyway:
@@ -109,7 +100,7 @@ def after(seconds: float, plan: Plan) -> Iterator[str]:
     yield f"measured in {duration(seconds)}; tables in {shown_path(folder)}; make compare compares them"
     table = folder / f"{STEP_TIME}.csv"
     share = rounds_left_out(table) if table.is_file() else None
-    if share is not None and share >= _busy():
+    if share is not None and is_busy(share):
         yield (
             f"warning: the machine was busy in {share:.0%} of the rounds of {STEP_TIME}, which leaves them out; "
             "the other probes' times include the load. Repeat on an idle machine"

@@ -119,6 +119,20 @@ def test_every_claim_has_a_rule_a_row_and_a_verdict(table):
     assert not table["why"].str.contains(r"\.\s+[A-Z]").any(), "a reason is one sentence; more stands in details"
 
 
+@pytest.mark.parametrize(("probe", "claims"), [("iteration_time", ["C08"]), ("cost_scaling", ["C10", "C11"])])
+def test_times_of_a_busy_machine_decide_nothing(root, tmp_path, probe, claims):
+    """Truth: planted loads, of a tenth of the cores or more in two rows, and of less in the others."""
+    rows = Results(root).probe(probe)
+    few = [0.09] * (len(rows) - 2)
+    for busy, shares in ((True, [0.1, 0.523, *few]), (False, [0.09, None, *few])):
+        folder = tmp_path / str(busy)
+        write_probe(folder, probe, rows.assign(busy_share=shares))
+        for claim in claims:
+            decision = RULES[claim](Results(folder), conditions(claim))
+            assert decision.verdict == ("not tested" if busy else "confirmed")
+            assert ("took up to 52% of the cores in 2 of " in decision.why) is busy
+
+
 def test_a_disputed_verdict_has_a_mark_and_a_reason_where_people_read_and_none_where_programs_do(root, tmp_path):
     claims_table.make(Results(root), tmp_path)
     shown = (tmp_path / "claims.md").read_text()

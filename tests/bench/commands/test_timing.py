@@ -12,8 +12,7 @@ from tests.support.experiments import block, load, optimizer, options, write
 from workflow.bench import timing
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import describe
-from workflow.bench.probes._load import OtherLoad
-from workflow.bench.probes.step_time import BUSY
+from workflow.bench.support.load import BUSY, OtherLoad
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import Counter
 
 import pandas as pd
@@ -15,11 +14,12 @@ from workflow.bench.analysis.step_times import FEWEST_BLOCKS, StepTimes, TimedLa
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
-from workflow.bench.probes import _load, step_time
-from workflow.bench.probes._load import OtherLoad, Reading, cpu_time, share_of_others
+from workflow.bench.probes import step_time
 from workflow.bench.probes._timing import PhaseTimes
 from workflow.bench.probes.step_time import LONGEST_CYCLE, Contender, Label, groups, work_of
+from workflow.bench.support import load as machine_load
 from workflow.bench.support.config import ConfigError
+from workflow.bench.support.load import OtherLoad
 
 AIM = {"split": "validation", "metric": "loss", "below": 0.1}
 
@@ -46,7 +46,7 @@ def quick(monkeypatch) -> None:
     monkeypatch.setattr(step_time, "ROUNDS", 4)
     monkeypatch.setattr(step_time, "MOST_ROUNDS", 6)
     monkeypatch.setattr(step_time, "ROUND_SECONDS", 0.0001)
-    monkeypatch.setattr(step_time, "LOAD_SECONDS", 0.0001)
+    monkeypatch.setattr(machine_load, "LOAD_SECONDS", 0.0)
 
 
 def names(group: list[Contender]) -> list[str]:
@@ -198,7 +198,7 @@ def test_busy_rounds_are_left_out_repeated_and_reported(plan, quick, capsys, mon
 
 
 def test_an_unknown_load_leaves_nothing_out(plan, quick, monkeypatch):
-    monkeypatch.setattr(_load, "STAT", _load.STAT / "not_there")
+    monkeypatch.setattr(machine_load, "STAT", machine_load.STAT / "not_there")
     table = pd.DataFrame(step_time.measure(plan))
     assert table["busy_share"].isna().all()
     assert not table["left_out"].any()
@@ -234,7 +234,9 @@ def test_a_long_cycle_is_weighted_from_a_short_one(tmp_path):
             refreshed = next(self.steps) % LONGEST_CYCLE == 3
             return PhaseTimes(refreshed, {"update": 110.0 if refreshed else 10.0})
 
-    assert long.mean_ms(Loop(), LONGEST_CYCLE) == pytest.approx(12.0)  # 10 + 100 / 50
+    steps, step_ms = long.turn(Loop(), LONGEST_CYCLE)
+    assert steps == LONGEST_CYCLE
+    assert step_ms == pytest.approx(12.0)  # 10 + 100 / 50
 
 
 def test_mkor_h_does_not_switch_while_it_is_timed(embedded):
@@ -243,31 +245,3 @@ def test_mkor_h_does_not_switch_while_it_is_timed(embedded):
     for hybrid in hybrids:
         assert hybrid.timed.hyperparameters["warmup_steps"] > 10**6
         assert hybrid.timed.hyperparameters["inverse_update_period"] == hybrid.period
-
-
-STAT = """cpu  400 0 100 1000 0 0 0 0 0 0
-cpu0 100 10 50 300 40 5 5 90 7 0
-cpu1 300 0 50 700 0 0 0 0 0 0
-intr 12345
-"""
-
-
-def test_cpu_times_are_those_of_this_process_s_cores():
-    """Truth: by hand, with 100 ticks a second. Waiting for a disk is idle; time stolen by other machines is busy."""
-    assert cpu_time(STAT, [0], 100) == pytest.approx((2.6, 6.0))
-    assert cpu_time(STAT, [0, 1], 100) == pytest.approx((6.1, 16.5))
-
-
-@pytest.mark.parametrize(
-    ("busy", "total", "own", "share"), [(3.0, 4.0, 1.0, 0.5), (1.0, 4.0, 1.2, 0.0), (0.0, 0.0, 0.0, None)]
-)
-def test_what_others_take_is_what_this_process_does_not(busy, total, own, share):
-    assert share_of_others(Reading(7.0, 20.0, 3.0), Reading(7.0 + busy, 20.0 + total, 3.0 + own)) == share
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/stat")
-def test_the_load_of_this_machine_is_a_share():
-    load = OtherLoad()
-    sum(range(3_000_000))
-    share = load.share()
-    assert share is None or 0 <= share <= 1

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 
 import pytest
 import torch
@@ -29,9 +29,22 @@ from workflow.bench.probes import (
     step_breakdown,
 )
 from workflow.bench.probes._models import EXPERIMENTS, PERIOD, VARIANTS, ProbeModel, TimedOptimizer, optimizers
-from workflow.bench.probes._timing import PHASES, PhaseTimes, TimedLoop, in_groups, milliseconds, over_ranks, rounds
+from workflow.bench.probes._timing import (
+    PHASES,
+    PhaseTimes,
+    Round,
+    TimedLoop,
+    idle_rounds,
+    in_groups,
+    milliseconds,
+    over_ranks,
+    rounds,
+    watched_rounds,
+)
 from workflow.bench.probes.iteration_time import OPTIMIZERS, PeriodSweep, summaries, sweeps, timed_jobs
 from workflow.bench.probes.step_breakdown import CycleMeans, cycle_means
+from workflow.bench.support import load
+from workflow.bench.support.load import OtherLoad
 from workflow.bench.training.clocks import EventClock
 
 CPU = torch.device("cpu")
@@ -55,6 +68,55 @@ def test_the_order_is_the_same_on_every_rank():
     for rank in taken:
         list(rounds({name: partial(taken[rank].append, name) for name in "abcdef"}, 5))
     assert taken[0] == taken[1]
+
+
+@pytest.fixture
+def loads(monkeypatch) -> Callable[..., None]:
+    """Return a function that plants the loads of successive windows, each of one round."""
+
+    def plant(*shares: float | None) -> None:
+        planted = iter(shares)
+        monkeypatch.setattr(load, "LOAD_SECONDS", 0.0)
+        monkeypatch.setattr(OtherLoad, "share", lambda self: next(planted))
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("shares", "kept"),
+    [
+        ([0.0, 0.02, 0.01], [0, 1, 2]),
+        ([0.0, 0.5, 0.01, 0.02], [0, 2, 3]),
+        ([None, None, None], [0, 1, 2]),
+        ([0.5, 0.9, 0.01, 0.4, 0.6, 0.7], [2, 3, 0]),
+    ],
+    ids=["idle", "one is repeated", "unknown", "the least busy of twice as many"],
+)
+def test_busy_rounds_are_repeated(loads, shares, kept):
+    """Truth: by hand, of planted loads. No more rounds are measured than have a load here."""
+    loads(*shares)
+    counted = count()
+    found = idle_rounds({"a": lambda: next(counted)}, 3)
+    assert [one.results["a"] for one in found] == kept
+    assert [one.busy_share for one in found] == [shares[index] for index in kept]
+
+
+def test_rounds_that_were_timed_before_count(loads):
+    loads(0.01, 0.01)
+    first = {share: Round({"a": -1}, share) for share in (0.02, 0.3)}
+    assert [one.results["a"] for one in idle_rounds({"a": lambda: 7}, 2, first[0.02])] == [-1, 7]
+    loads(0.01, 0.01)
+    assert [one.results["a"] for one in idle_rounds({"a": lambda: 7}, 2, first[0.3])] == [7, 7]
+
+
+def test_short_rounds_share_the_load_of_a_window(loads, monkeypatch):
+    """Truth: a clock that advances by 0.3 s a reading, and windows of 0.4 s: two rounds each, and what is left."""
+    loads(0.1, 0.2, 0.3)
+    monkeypatch.setattr(load, "LOAD_SECONDS", 0.4)
+    clock = count()
+    monkeypatch.setattr(_timing.time, "perf_counter", lambda: 0.3 * next(clock))
+    found = list(watched_rounds({"a": int}, 5))
+    assert [one.busy_share for one in found] == [0.1, 0.1, 0.2, 0.2, 0.3]
 
 
 def test_a_time_is_that_of_one_call(monkeypatch):

@@ -31,6 +31,7 @@ from workflow.bench.claims.decision import Condition, Decision, Trained, listed,
 from workflow.bench.claims.over_lamb import Evidence
 from workflow.bench.claims.proxies import BESIDE, OWN_TIER, proxies_of, threshold_of, worded
 from workflow.bench.results.tables import Results, published
+from workflow.bench.support.load import is_busy
 
 PART_COLUMNS: Final = (
     *("id", "part", "verdict", "value", "low", "high", "statistic", "interval_method", "n", "is_ratio"),
@@ -47,6 +48,11 @@ def _of_probe(name: str, judge: Judge, results: Results, conditions: Sequence[Co
     rows = results.probe(name)
     if rows.empty:
         return not_tested(f"The probe {name} has not run.")
+    if "busy_share" in rows and (busy := rows["busy_share"].astype(float).map(is_busy)).any():
+        return not_tested(
+            f"The machine was busy: other processes took up to {rows['busy_share'].max():.0%} of the cores in "
+            f"{busy.sum()} of {len(rows)} rows of {name}.csv."
+        )
     return _at_one_look(judge, rows, conditions)
 
 

@@ -11,9 +11,9 @@ import gc
 import random
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from statistics import fmean
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from baselines import build
 from mkor_core.ranks import comm
 from workflow.bench.data.batches import Batch
 from workflow.bench.probes._models import ProbeModel, TimedOptimizer
+from workflow.bench.support import load
+from workflow.bench.support.load import OtherLoad, is_busy
 from workflow.bench.training.clocks import Clock, clock_of
 from workflow.bench.training.precision import Precision
 
@@ -50,6 +52,44 @@ def rounds(turns: Mapping[Key, Callable[[], Result]], number: int) -> Iterator[d
         order = random.Random(index).sample(keys, len(keys))
         results = {key: turns[key]() for key in order}
         yield {key: results[key] for key in keys}
+
+
+class Round(NamedTuple, Generic[Key, Result]):
+    """What each contender's turn returned, and the share of the cores that other processes took meanwhile."""
+
+    results: Mapping[Key, Result]
+    busy_share: float | None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the machine was busy with other things; it was not if that is unknown."""
+        return is_busy(self.busy_share)
+
+
+def watched_rounds(turns: Mapping[Key, Callable[[], Result]], number: int) -> Iterator[Round[Key, Result]]:
+    """Yield `rounds` with the load of the machine, which is that of a window of short rounds."""
+    others, started, window = OtherLoad(), time.perf_counter(), list[Mapping[Key, Result]]()
+    for index, results in enumerate(rounds(turns, number)):
+        window.append(results)
+        if time.perf_counter() - started >= load.LOAD_SECONDS or index + 1 == number:
+            share = others.share()
+            yield from (Round(of_round, share) for of_round in window)
+            started, window = time.perf_counter(), []
+
+
+def idle_rounds(
+    turns: Mapping[Key, Callable[[], Result]], number: int, *before: Round[Key, Result]
+) -> list[Round[Key, Result]]:
+    """Return the first ``number`` rounds with an idle machine, of which some were timed ``before``.
+
+    If twice as many rounds hold fewer, the least busy of the others take their places.
+    """
+    tried: list[Round[Key, Result]] = []
+    for one in chain(before, watched_rounds(turns, 2 * number - len(before))):
+        tried.append(one)
+        if sum(not each.is_busy for each in tried) == number:
+            break
+    return sorted(tried, key=lambda one: (one.busy_share or 0.0) if one.is_busy else 0.0)[:number]
 
 
 def now(device: torch.device) -> float:

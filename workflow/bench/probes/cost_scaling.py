@@ -9,12 +9,13 @@ optimizer, part, width and repeat. It needs the machine to itself. Columns:
 - part: ``factor``, one factor of width d (the other side of the layer has width 1): the captured statistic is folded
   into the state, and the method refreshes; for KAISA this is the running average of the moment and its decomposition.
   ``precondition``: the update for a gradient ``[d, d]`` with factors of both sides. ``floor``.
-- dimension d, repeat; calls: the number timed together, which take `LEAST_MS` or more; ms: milliseconds a call.
+- dimension d, repeat; calls: the number timed together, which take `LEAST_MS` or more; ms: milliseconds a call;
+  busy_share: the share of the cores that other processes took in the repeat, or over several short ones.
 - hardware, threads, code_fingerprint, git_commit.
 
 `analysis.fits.power_law` fits the slopes downstream. The cost of capturing n rows is left out: O(n d) for mean
 vectors, O(n d^2) for moments. At each width all calls take turns in every repeat. A call that takes longer than
-`LONG_MS` is timed `LONG_REPEATS` times in a row.
+`LONG_MS` is timed `LONG_REPEATS` times in a row. A busy repeat is repeated if there is time (`_timing.idle_rounds`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _timing
 from workflow.bench.probes._models import method_of
 from workflow.bench.probes._state_bytes import captured
+from workflow.bench.probes._timing import Round, idle_rounds
+from workflow.bench.support.load import OtherLoad
 
 CORES: Final = "all"
 TIMING: Final = True
@@ -54,6 +57,7 @@ class Row(NamedTuple):
     repeat: int
     calls: int
     ms: float
+    busy_share: float | None
     hardware: str
     threads: int
 
@@ -128,17 +132,19 @@ def measure(
         numbers, turns = {}, {}
         # Cheap calls are timed many at once, since waiting for the device and reading the clock take time as well.
         for label, part, call in calls(labels, d, device):
+            load = OtherLoad()
             number, first = number_of_calls(call, device)
             if number == 0:
-                later = (_timing.milliseconds(call, device) for _ in range(LONG_REPEATS - 1))
-                for repeat, ms in enumerate((first, *later)):
-                    yield Row(label, part, d, repeat, 1, ms, *where)
+                once = {(label, part): partial(_timing.milliseconds, call, device)}
+                timed_first = Round({(label, part): first}, load.share())
+                for repeat, timed in enumerate(idle_rounds(once, LONG_REPEATS, timed_first)):
+                    yield Row(label, part, d, repeat, 1, timed.results[label, part], timed.busy_share, *where)
             else:
                 numbers[label, part] = number
                 turns[label, part] = partial(_timing.milliseconds, call, device, number)
-        for repeat, timed in enumerate(_timing.rounds(turns, repeats)):
-            for (label, part), ms in timed.items():
-                yield Row(label, part, d, repeat, numbers[label, part], ms, *where)
+        for repeat, timed in enumerate(idle_rounds(turns, repeats)):
+            for (label, part), ms in timed.results.items():
+                yield Row(label, part, d, repeat, numbers[label, part], ms, timed.busy_share, *where)
 
 
 if __name__ == "__main__":

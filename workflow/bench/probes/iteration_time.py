@@ -9,9 +9,10 @@ period and repeat. It needs the machine to itself. ``iteration_ms`` is the mean 
 - ``estimate`` combined, for periods too long to time: a refreshing step and the steps between refreshes, timed in the
   same repeat and weighted as in a cycle of the period.
 
-``median_ms`` is the median of the single steps behind a row, and ``steps`` their number. On a GPU a step's time
-is that between two CUDA events; the host runs ahead of the device, as in training. ``precision`` is that of training in
-the model's experiment.
+``median_ms`` is the median of the single steps behind a row, ``steps`` their number, and ``busy_share`` the share of
+the cores that other processes took in the repeat: a busy one is repeated if there is time (`_timing.idle_rounds`). On a
+GPU a step's time is that between two CUDA events; the host runs ahead of the device, as in training. ``precision`` is
+that of training in the model's experiment.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from workflow.bench import workloads
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Job
-from workflow.bench.probes import _command, _models, _timing
+from workflow.bench.probes import _command, _models
 from workflow.bench.probes._models import ProbeModel, TimedOptimizer
-from workflow.bench.probes._timing import PhaseTimes, TimedLoop, in_groups
+from workflow.bench.probes._timing import PhaseTimes, TimedLoop, idle_rounds, in_groups
 
 EXPERIMENTS: Final = {"autoencoder_inversion": "autoencoder", "bert_inversion": "bert"}
 """Experiments whose optimizers are timed on a CPU, and the name of their model."""
@@ -60,6 +61,7 @@ class Row(NamedTuple):
     iteration_ms: float
     median_ms: float
     estimate: str
+    busy_share: float | None
     precision: str
     hardware: str
     threads: int
@@ -150,10 +152,10 @@ def rows(chosen: Sequence[PeriodSweep], device: str, hardware: str, repeats: int
         for loop in loops.values():
             loop.times(0)  # warm up; the first step of all also refreshes, which no timed step at a long period may
         turns = {key: partial(loop.times, EVERY_STEP if key[1] == 1 else CYCLE) for key, loop in loops.items()}
-        for repeat, timed in enumerate(_timing.rounds(turns, repeats)):
+        for repeat, timed in enumerate(idle_rounds(turns, repeats)):
             for sweep in group:
-                where = sweep.model.precision, hardware, torch.get_num_threads()
-                for period, summary in summaries(*(timed[sweep, period] for period in periods)).items():
+                where = timed.busy_share, sweep.model.precision, hardware, torch.get_num_threads()
+                for period, summary in summaries(*(timed.results[sweep, period] for period in periods)).items():
                     about = sweep.model.name, sweep.label, sweep.at(period).update_rule, period
                     yield Row(*about, repeat, *summary, *where)
 

@@ -9,8 +9,8 @@ such a step. Labels of one experiment whose runs do the same work share their me
 The base optimizer of each workload takes part twice (`again`), so that the noise of the machine is known.
 
 ``step_ms`` is the mean time of the ``steps`` of a turn. An optimizer repeats itself every ``cycle`` steps, so that its
-mean step is that of rounds with whole cycles. A round in which other processes took a tenth of the cores or more is
-``left_out``, and repeated if there is time. Without ``/proc/stat`` their share is unknown, and no round is left out.
+mean step is that of rounds with whole cycles. A busy round (`support.load.BUSY` of the cores taken by other processes)
+is ``left_out``, and repeated if there is time. Without ``/proc/stat`` their share is unknown, and no round is left out.
 A workload that cannot be timed has one row for each label, with the reason in ``note``.
 """
 
@@ -20,7 +20,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -36,10 +36,9 @@ from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run, Spec
-from workflow.bench.probes import _command, _timing
-from workflow.bench.probes._load import OtherLoad
+from workflow.bench.probes import _command
 from workflow.bench.probes._models import PERIOD_FIELDS, ProbeModel, TimedOptimizer
-from workflow.bench.probes._timing import TimedLoop, release
+from workflow.bench.probes._timing import Round, TimedLoop, release, watched_rounds
 from workflow.bench.support.config import ConfigError
 
 EXPERIMENTS: Final = ("*",)
@@ -53,14 +52,10 @@ ROUNDS: Final = 27
 """Rounds on an idle machine."""
 MOST_ROUNDS: Final = 40
 """Rounds after which a busy machine is measured no longer."""
-BUSY: Final = 0.1
-"""The share of the cores, taken by other processes, from which a round is left out."""
 ROUND_SECONDS: Final = 0.05
 """The shortest round; if the turns of one step are shorter, each has several."""
 LONGEST_BLOCK: Final = 5
 """The most rounds of a whole cycle; where turns of one step would take more, they have several."""
-LOAD_SECONDS: Final = 0.4
-"""The shortest time over which the load is known: the kernel counts hundredths of a second on every core."""
 LONGEST_CYCLE: Final = 10
 """The longest cycle whose steps are all timed. Of a longer one, a refresh and the steps between are, and weighted."""
 
@@ -98,6 +93,14 @@ class Label(NamedTuple):
 
 Key = tuple[str, str, bool]
 """An experiment, the id of a run, and whether it takes part for the second time."""
+
+
+class Turn(NamedTuple):
+    """What a contender trained in a round."""
+
+    steps: int
+    step_ms: float
+    """Mean milliseconds of a step in a cycle."""
 
 
 @dataclass(frozen=True)
@@ -148,13 +151,13 @@ class Contender:
             return LONGEST_CYCLE
         return next(n for n in count(fewest) if self.cycle // math.gcd(self.cycle, n) <= LONGEST_BLOCK)
 
-    def mean_ms(self, loop: TimedLoop, steps: int) -> float:
-        """Train a turn and return the mean milliseconds of a step in a cycle."""
+    def turn(self, loop: TimedLoop, steps: int) -> Turn:
+        """Train a turn of some steps."""
         times = [loop.step() for _ in range(steps)]
         if self.cycle <= LONGEST_CYCLE:
-            return fmean(time.total for time in times)
+            return Turn(steps, fmean(time.total for time in times))
         refresh, between = (fmean(time.total for time in times if time.refreshed is kind) for kind in (True, False))
-        return cycle_mean(refresh, between, self.cycle)
+        return Turn(steps, cycle_mean(refresh, between, self.cycle))
 
 
 def groups(plan: Plan) -> list[list[Contender]]:
@@ -209,29 +212,16 @@ def work_of(spec: Spec) -> str:
     return json.dumps([optimizer["name"], values], sort_keys=True)
 
 
-class Round(NamedTuple):
-    """The milliseconds of a step by contender's key, and the share of the cores that other processes took."""
-
-    step_ms: Mapping[Key, float]
-    steps: Mapping[Key, int]
-    busy_share: float | None
-
-    @property
-    def left_out(self) -> bool:
-        """Whether the machine was busy with other things."""
-        return self.busy_share is not None and self.busy_share >= BUSY
-
-
 def measure(plan: Plan) -> Iterator[Row]:
     """Yield all rows of a plan's tier, and report rounds that are left out."""
     for group in groups(plan):
-        run, note, timed = group[0].run, None, list[Round]()
+        run, note, timed = group[0].run, None, list[Round[Key, Turn]]()
         try:
             timed = rounds_of(run, [one for one in group if one.problem is None], plan.tier.device)
         except (DataNotFound, Untimed, torch.OutOfMemoryError) as problem:
             note = str(problem).partition("\n")[0]
         release(plan.tier.device)
-        if busy := sum(one.left_out for one in timed):
+        if busy := sum(one.is_busy for one in timed):
             print(f"step_time: {run.workload}: busy in {busy} of {len(timed)} rounds", file=sys.stderr)
         for contender in group:
             yield from _rows(contender, timed, note or contender.problem, plan)
@@ -241,7 +231,7 @@ class Untimed(Exception):
     """A workload cannot be timed by one process; the message is the reason."""
 
 
-def rounds_of(run: Run, contenders: list[Contender], device: str) -> list[Round]:
+def rounds_of(run: Run, contenders: list[Contender], device: str) -> list[Round[Key, Turn]]:
     """Time the contenders in turns until `ROUNDS` rounds had an idle machine, or `MOST_ROUNDS` are over."""
     if run.accumulation_steps > 1:
         raise Untimed(f"its batch is accumulated over {run.accumulation_steps} micro-batches")
@@ -252,23 +242,16 @@ def rounds_of(run: Run, contenders: list[Contender], device: str) -> list[Round]
         loop.times(1)
     seconds = sum(loop.step().total for loop in loops.values()) / 1000
     short = math.ceil(ROUND_SECONDS / seconds)
-    steps = {one.key: one.steps(short) for one in contenders}
-    window = math.ceil(LOAD_SECONDS / (short * seconds))
-    turns = {one.key: partial(one.mean_ms, loops[one.key], steps[one.key]) for one in contenders}
-    # The load is known for windows of several rounds: until one has ended, its rounds are neither kept nor left out.
-    load, rounds, pending = OtherLoad(), list[Round](), list[Mapping[Key, float]]()
-    for index, step_ms in enumerate(_timing.rounds(turns, MOST_ROUNDS)):
-        pending.append(step_ms)
-        if len(pending) == window or index + 1 == MOST_ROUNDS:
-            share = load.share()
-            rounds += [Round(ms, steps, share) for ms in pending]
-            pending = []
-            if sum(not one.left_out for one in rounds) >= ROUNDS:
-                break
-    return rounds
+    turns = {one.key: partial(one.turn, loops[one.key], one.steps(short)) for one in contenders}
+    timed = list[Round[Key, Turn]]()
+    for one in watched_rounds(turns, MOST_ROUNDS):
+        timed.append(one)
+        if sum(not each.is_busy for each in timed) >= ROUNDS:
+            break
+    return timed
 
 
-def _rows(contender: Contender, timed: list[Round], note: str | None, plan: Plan) -> Iterator[Row]:
+def _rows(contender: Contender, timed: list[Round[Key, Turn]], note: str | None, plan: Plan) -> Iterator[Row]:
     # A turn of a longer cycle is a whole one, by its weights.
     cycle = contender.cycle if contender.cycle <= LONGEST_CYCLE else 1
     key, where = contender.key, (plan.hardware, torch.get_num_threads(), contender.run.precision, note)
@@ -278,7 +261,8 @@ def _rows(contender: Contender, timed: list[Round], note: str | None, plan: Plan
             yield Row(*about, None, None, None, None, False, *where)
             continue
         for number, one in enumerate(timed):
-            yield Row(*about, number, one.steps[key], one.step_ms[key], one.busy_share, one.left_out, *where)
+            turn = one.results[key]
+            yield Row(*about, number, turn.steps, turn.step_ms, one.busy_share, one.is_busy, *where)
 
 
 if __name__ == "__main__":

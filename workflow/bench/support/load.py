@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 STAT: Final = Path("/proc/stat")
+BUSY: Final = 0.1
+"""The share of the cores, taken by other processes, from which a machine counts as busy."""
+LOAD_SECONDS: Final = 0.4
+"""The shortest time over which the load is known: the kernel counts hundredths of a second on every core."""
 
 
 class Reading(NamedTuple):
@@ -43,6 +47,11 @@ class OtherLoad:
         """Return the share since the last call, or since the start; None on a system that does not tell."""
         before, self._last = self._last, _reading()
         return None if before is None or self._last is None else share_of_others(before, self._last)
+
+
+def is_busy(share: float | None) -> bool:
+    """Return whether other processes took so much of the cores that times are not to be trusted; not if unknown."""
+    return share is not None and share >= BUSY
 
 
 def share_of_others(before: Reading, after: Reading) -> float | None:
