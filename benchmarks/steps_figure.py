@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.models import BLOCKS
 from benchmarks.step_rows import ADAMW, CONTROL, FACTOR, FACTOR_BLOCK, FORWARD_BACKWARD, SGD, YARDSTICKS
+from workflow.bench.analysis import looks
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _style as style
 from workflow.bench.support.command_line import run_command
@@ -24,9 +25,9 @@ from workflow.bench.support.config import ConfigError
 
 NAME: Final = "steps"
 PERIOD: Final = 10
-_EVERY: Final = style.MethodStyle("an update every step", style.SOFT, "|", "-")
-_TENTH: Final = style.MethodStyle("every 10 steps", style.GUIDE, "o", "-")
-_PASS: Final = style.MethodStyle("forward and backward pass", style.GUIDE, "", style.MODEL_LINE)
+_EVERY: Final = looks.MethodStyle("an update every step", style.SOFT, "|", "-")
+_TENTH: Final = looks.MethodStyle("every 10 steps", style.GUIDE, "o", "-")
+_PASS: Final = looks.MethodStyle("forward and backward pass", style.GUIDE, "", style.MODEL_LINE)
 _TITLES: Final = {block.name: block.title for block in BLOCKS}
 
 
@@ -63,7 +64,7 @@ def _draw_block(axes: Axes, rows: pd.DataFrame, order: Sequence[str]) -> None:
     sgd = rows[rows["optimizer"] == SGD]["ms"].min()
     axes.axvline(rows[rows["optimizer"] == FORWARD_BACKWARD]["ms"].min() / sgd, color=style.GUIDE, linestyle="--")
     for place, label in enumerate(order):
-        look = style.style_of(label)
+        look = looks.style_of(label)
         of_label = rows[rows["optimizer"] == label].set_index("period")
         for period, marker in ((1, "|"), (PERIOD, look.marker)):
             if period in of_label.index and np.isfinite(of_label["of_sgd"][period]):
@@ -111,7 +112,7 @@ def _name(label: str) -> str:
     window = label.removeprefix("mkor_w")
     if window != label and window.isdigit():
         return f"MKOR, window {window}"
-    return {ADAMW: "AdamW, torch's fused"}.get(label, style.style_of(label).name)
+    return {ADAMW: "AdamW, torch's fused"}.get(label, looks.style_of(label).name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import BboxBase
 
 from tests.support.synthetic import run_rows
+from workflow.bench.analysis.looks import style_of
 from workflow.bench.figures import _page
-from workflow.bench.figures._style import style_of
 from workflow.bench.results.tables import Results
 
 _CAPTIONS: Final[WeakKeyDictionary[Figure, str]] = WeakKeyDictionary()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.ladder import BASES, EXPERIMENT, RUNGS
-from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig03_step_breakdown, fig05_rank1_error, fig08_kfac_spectra, fig18_factors
 from workflow.bench.figures._field import FAMILIES
 from workflow.bench.figures.fig17_curves_appendix import CURVES
@@ -85,9 +85,9 @@ def pairs(sets: Iterable[Collection[str]]) -> set[tuple[str, str]]:
 
 
 def test_no_two_methods_look_alike():
-    looks = [(look.color, look.marker, str(look.line)) for look in style.STYLES.values()]
-    assert len(set(looks)) == len(looks)
-    assert len({look.color for look in style.STYLES.values()}) == len(style.STYLES)
+    seen = [(look.color, look.marker, str(look.line)) for look in looks.STYLES.values()]
+    assert len(set(seen)) == len(seen)
+    assert len({look.color for look in looks.STYLES.values()}) == len(looks.STYLES)
 
 
 @pytest.mark.parametrize("vision", VISIONS)
@@ -95,7 +95,7 @@ def test_methods_of_one_panel_differ_in_color(vision):
     together = drawn_together()
     assert len(together) > 20
     near = {
-        (one, other): distance(style.style_of(one).color, style.style_of(other).color, vision)
+        (one, other): distance(looks.style_of(one).color, looks.style_of(other).color, vision)
         for one, other in pairs(together)
     }
     assert {pair: apart for pair, apart in near.items() if apart < LEAST[vision]} == {}
@@ -105,13 +105,13 @@ def test_methods_of_one_panel_differ_in_color(vision):
 def test_mkor_with_both_sides_acting_stands_out_beside_mkor_and_kfac(vision):
     """Most figures of training show these three, with curves close to each other."""
     for one, other in (("mkor_normalized", "mkor"), ("mkor_normalized", "kaisa")):
-        assert distance(style.style_of(one).color, style.style_of(other).color, vision) > LEAST["normal"], (one, other)
+        assert distance(looks.style_of(one).color, looks.style_of(other).color, vision) > LEAST["normal"], (one, other)
 
 
 def test_methods_of_one_panel_can_be_told_apart_in_gray():
     """Two methods of about the same lightness must differ in marker and line style."""
     for one, other in pairs(drawn_together()):
-        look, second = style.style_of(one), style.style_of(other)
+        look, second = looks.style_of(one), looks.style_of(other)
         if abs(seen(look.color, "normal")[0] - seen(second.color, "normal")[0]) < LEAST["deuteranopia"]:
             assert look.marker != second.marker, (one, other)
             assert look.line != second.line, (one, other)
@@ -119,8 +119,8 @@ def test_methods_of_one_panel_can_be_told_apart_in_gray():
 
 @pytest.mark.parametrize("vision", VISIONS)
 def test_parts_of_a_figure_that_are_no_methods_differ_in_color(vision):
-    for looks in (fig05_rank1_error.APPROXIMATIONS, fig08_kfac_spectra.FACTORS, fig18_factors.FACTORS):
-        for one, other in combinations(looks.values(), 2):
+    for parts in (fig05_rank1_error.APPROXIMATIONS, fig08_kfac_spectra.FACTORS, fig18_factors.FACTORS):
+        for one, other in combinations(parts.values(), 2):
             assert distance(one.color, other.color, vision) > LEAST[vision], (one.name, other.name)
             assert one.marker != other.marker
     for (color, hatch), (second, other_hatch) in combinations(fig03_step_breakdown.PHASES.values(), 2):
@@ -129,14 +129,14 @@ def test_parts_of_a_figure_that_are_no_methods_differ_in_color(vision):
 
 
 def test_a_rung_of_the_ladder_looks_like_its_method():
-    assert style.style_of("kfac") == style.style_of("kaisa")
-    assert style.style_of("kfac_adamw").color == style.style_of("kaisa").color
-    assert style.style_of("kfac_adamw").name == "KFAC (KAISA) over AdamW"
-    assert style.style_of("mac_adamw").name == "MAC over AdamW"
-    assert style.style_of("mkor_adamw") == style.STYLES["mkor_adamw"]
+    assert looks.style_of("kfac") == looks.style_of("kaisa")
+    assert looks.style_of("kfac_adamw").color == looks.style_of("kaisa").color
+    assert looks.style_of("kfac_adamw").name == "KFAC (KAISA) over AdamW"
+    assert looks.style_of("mac_adamw").name == "MAC over AdamW"
+    assert looks.style_of("mkor_adamw") == looks.STYLES["mkor_adamw"]
 
 
 def test_an_unknown_method_gets_the_same_look_every_time():
-    assert style.style_of("my_new_method") == style.style_of("my_new_method")
-    assert style.style_of("my_new_method").name == "my new method"
-    assert style.in_order(["my_new_method", "mkor", "sgd", "mkor"]) == ["sgd", "mkor", "my_new_method"]
+    assert looks.style_of("my_new_method") == looks.style_of("my_new_method")
+    assert looks.style_of("my_new_method").name == "my new method"
+    assert looks.in_order(["my_new_method", "mkor", "sgd", "mkor"]) == ["sgd", "mkor", "my_new_method"]

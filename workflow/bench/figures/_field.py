@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import captions
+from workflow.bench.analysis import captions, looks
 from workflow.bench.analysis.field import Contest, Profile, pooled_profiles
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 FAMILIES: Final[Mapping[str, Sequence[str]]] = {
@@ -54,7 +53,7 @@ def ordered(everything: Iterable[Contest]) -> list[str]:
     """Return the labels of contests by family, then the others."""
     present = {label for contest in everything for label in contest.labels}
     of_families = [label for members in FAMILIES.values() for label in members]
-    return [label for label in of_families if label in present] + style.in_order(present - set(of_families))
+    return [label for label in of_families if label in present] + looks.in_order(present - set(of_families))
 
 
 def caption(results: Results, everything: Sequence[Contest], notes: Iterable[str], absent: Iterable[str] = ()) -> str:
@@ -73,10 +72,10 @@ def draw_profiles(
     if not shown:
         panels.explain_empty(axes, "no optimizer of this family has runs on all of these workloads")
         return
-    for label in style.in_order(profiles.keys() - set(shown)):  # a set has another order in each process
+    for label in looks.in_order(profiles.keys() - set(shown)):  # a set has another order in each process
         axes.plot(GRID, profiles[label].share, color="#DDDDDD", linewidth=0.5, zorder=1)
     for place, label in enumerate(shown):
-        look, profile = style.style_of(label), profiles[label]
+        look, profile = looks.style_of(label), profiles[label]
         if banded:
             axes.fill_between(GRID, profile.low, profile.high, color=look.color, alpha=0.09, linewidth=0)
         line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "linewidth": 1.1, "marker": look.marker}
@@ -87,7 +86,7 @@ def draw_profiles(
 def name_lines(axes: Axes, heights: Mapping[str, float], gap: float = _GAP) -> None:
     """Write the names of labels beside a panel, near the right ends of their lines, from 0 at the bottom to 1."""
     for label, height in zip(heights, spread([*heights.values()], gap), strict=True):
-        look = style.style_of(label)
+        look = looks.style_of(label)
         panels.annotate(axes, look.name, (1.02, height), color=look.color, annotation_clip=False)
 
 

@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
-from workflow.bench.analysis import captions
+from workflow.bench.analysis import captions, looks
 from workflow.bench.analysis.descriptions import described
 from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.figures import _style as style
@@ -46,14 +46,14 @@ def _name_rules(rules: Mapping[str, str]) -> str:
     names = list(rules.values())
     usual = max(names, key=names.count)
     differing = [
-        f"{style.style_of(label).name}: {_RULES.get(rule, rule)}" for label, rule in rules.items() if rule != usual
+        f"{looks.style_of(label).name}: {_RULES.get(rule, rule)}" for label, rule in rules.items() if rule != usual
     ]
     return _RULES.get(usual, usual) + (f", but {', '.join(differing)}" if differing else "")
 
 
 NAMES: Final = captions.Names(
-    optimizer=lambda label: style.style_of(label).name,
-    workload=style.workload_name,
+    optimizer=lambda label: looks.style_of(label).name,
+    workload=looks.workload_name,
     rules=_name_rules,
     shows_runs=True,
 )
@@ -63,7 +63,7 @@ footer = partial(captions.footer, names=NAMES)
 precisions = partial(captions.precisions, names=NAMES)
 
 
-def line_entry(look: style.MethodStyle, **instead: Any) -> Artist:
+def line_entry(look: looks.MethodStyle, **instead: Any) -> Artist:
     """Return a legend's entry with a method's line and marker; ``instead`` replaces properties of the line."""
     shown = {"color": look.color, "linestyle": look.line, "marker": look.marker, "label": look.name}
     return Line2D([], [], **(shown | instead))
@@ -71,10 +71,10 @@ def line_entry(look: style.MethodStyle, **instead: Any) -> Artist:
 
 def entries_of(labels: Iterable[str], **instead: Any) -> list[Artist]:
     """Return the entries (`line_entry`) of labels in the order of all legends."""
-    return [line_entry(style.style_of(label), **instead) for label in style.in_order(labels)]
+    return [line_entry(looks.style_of(label), **instead) for label in looks.in_order(labels)]
 
 
-def marker_entry(look: style.MethodStyle, **instead: Any) -> Artist:
+def marker_entry(look: looks.MethodStyle, **instead: Any) -> Artist:
     """Return an entry with a method's marker alone."""
     return line_entry(look, **({"linestyle": "none"} | instead))
 

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -37,9 +38,9 @@ def variant_of(label: str) -> str:
     return label.removesuffix(SHARDED).removesuffix("_ddp")
 
 
-def look_of(label: str) -> style.MethodStyle:
+def look_of(label: str) -> looks.MethodStyle:
     """Return the look of an optimizer, whatever divides the training."""
-    return style.style_of(variant_of(label))
+    return looks.style_of(variant_of(label))
 
 
 def draw_small(axes: Axes, rows: pd.DataFrame) -> set[str]:
@@ -78,7 +79,7 @@ def _draw_steps(axes: Axes, rows: pd.DataFrame, model_and_system: tuple[str, str
         _lines(axes, _over_base(of_panel, "step_ms_counted"), "ratio", linestyle=COUNTED_LINE, markersize=0)
     axes.axhline(1, **_GUIDE)
     axes.set_ylabel("step ÷ base's, model")
-    axes.set_title(f"{style.workload_name(model)}, {'sharded' if sharded else 'DDP'}, {system}")
+    axes.set_title(f"{looks.workload_name(model)}, {'sharded' if sharded else 'DDP'}, {system}")
     return shown
 
 
@@ -134,7 +135,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "memory: parameters, gradients and optimizer state, without activations; bytes: handed to the method's "
         "collectives",
         *([counted] if has_counted(rows) else []),
-        f"by the model, efficiency of {style.workload_name(model)} on {system} at 64 GPUs over "
+        f"by the model, efficiency of {looks.workload_name(model)} on {system} at 64 GPUs over "
         f"{rows['workers'].min()}: {', '.join(efficiencies)}",
     ]
 

@@ -16,14 +16,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflow.bench.analysis.looks import STYLES as STYLES
-from workflow.bench.analysis.looks import WORKLOADS as WORKLOADS
-from workflow.bench.analysis.looks import MethodStyle as MethodStyle
-from workflow.bench.analysis.looks import data_title as data_title
-from workflow.bench.analysis.looks import data_titles as data_titles
-from workflow.bench.analysis.looks import in_order as in_order
-from workflow.bench.analysis.looks import style_of as style_of
-from workflow.bench.analysis.looks import workload_name as workload_name
+from workflow.bench.analysis.looks import STYLES, MethodStyle
 
 WIDTH: Final = 5.5
 """Inches: the text width of a one-column paper."""

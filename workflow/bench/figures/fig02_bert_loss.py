@@ -10,6 +10,7 @@ from typing import Final
 
 import pandas as pd
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.step_times import StepTimes, timed
 from workflow.bench.analysis.time_to_target import budgets, to_target
 from workflow.bench.analysis.wording import signed
@@ -52,7 +53,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     losses = panels.ended(metrics, "validation", "loss")
     if losses.empty:
         raise NoDataError(f"no validation loss in {results.root / 'bert_pretraining.csv'}: run bert_pretraining first.")
-    labels = style.in_order(losses["optimizer"])
+    labels = looks.in_order(losses["optimizer"])
     rows = 0.15 * len(labels) + 0.15
     figure, axes = style.new_figure(2, 2, height=2.75 + rows, height_ratios=(1.9, rows))
     base = forest.base_of(runs)
@@ -77,7 +78,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     forest.draw_times_to_target(axes[1, 1], took, length)
     forest.name_rows(axes[1, 1], [""] * len(labels))
     axes[1, 1].set_xlabel(f"training time {'to the target' if goals else 'of the run'} ({unit})")
-    notes = [*_NOTES, measured.note(style.workload_name)]
+    notes = [*_NOTES, measured.note(looks.workload_name)]
     if len(later) < len(drawn):
         notes.append(_CUT)
     if set(losses["run"]) - compared:
@@ -98,8 +99,8 @@ def _message(runs: pd.DataFrame, losses: pd.DataFrame, took: Mapping[str, Mappin
         return ""
     if not changes.get("mkor"):
         return ""
-    name = style.style_of(str(base)).name
-    title = f"{style.data_title(runs)}: MKOR's final loss {signed(median(changes['mkor']))} against {name}'s"
+    name = looks.style_of(str(base)).name
+    title = f"{looks.data_title(runs)}: MKOR's final loss {signed(median(changes['mkor']))} against {name}'s"
     ours, theirs = (median(took[label].values()) if took.get(label) else math.inf for label in ("mkor", str(base)))
     finite = math.isfinite(ours) and math.isfinite(theirs)
     return f"{title}, at {ours / theirs:.2f} times its {quantity}" if finite else title

@@ -11,6 +11,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.curves import last_common_values
 from workflow.bench.analysis.estimates import estimate, median_minimum
 from workflow.bench.figures import _page as page
@@ -55,14 +56,14 @@ def make(results: Results, folder: Path) -> list[Path]:
     steps: list[str] = []
     for (upper, lower), (workload, (experiment, model)) in zip(axes.T, shown.items(), strict=True):
         runs_of = results.runs(experiment)
-        upper.set_title(style.data_title(runs_of) if len(runs_of) else style.workload_name(workload))
+        upper.set_title(looks.data_title(runs_of) if len(runs_of) else looks.workload_name(workload))
         _draw_times(upper, times[times["workload"] == workload], paper[paper["model"] == model])
         labels |= set(times.loc[times["workload"] == workload, "optimizer"])
         try:
             last, step = last_common_values(panels.losses_to_compare(metrics[experiment]))
             _draw_losses(lower, last)
             labels |= set(last["optimizer"])
-            steps.append(f"{style.workload_name(workload)} after {step:g} iterations")
+            steps.append(f"{looks.workload_name(workload)} after {step:g} iterations")
         except NoDataError:
             reasons = results.runs(experiment)["reason"].dropna()
             reason = str(reasons.iloc[0]) if len(reasons) else f"{experiment} has no finished run"
@@ -75,7 +76,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[1, 0].set_ylabel("(b) validation loss")
     legend = page.entries_of(labels)
     for name in paper["optimizer"].unique():
-        marker = style.style_of(name.lower()).marker
+        marker = looks.style_of(name.lower()).marker
         legend.append(page.hollow_entry(f"{style.paper_name(name)}, published", marker))
     dot = page.guide_entry("one run", marker=".", markersize=4, linestyle="none")
     notes = ["(a) " + _time_note(times), *page.precisions(times)] if not times.empty else []
@@ -105,7 +106,7 @@ def _message(times: pd.DataFrame) -> str:
         ratios = (by_workload[by_workload.columns.min()] / by_workload[by_workload.columns.max()]).dropna()
         if len(ratios):
             low, high = f"{ratios.min():.1f}", f"{ratios.max():.1f}"
-            name = style.style_of(label).name.partition(" (")[0]
+            name = looks.style_of(label).name.partition(" (")[0]
             phrases.append(f"{name}'s {low if low == high else f'{low} to {high}'} times")
     return f"Updating in every step makes an iteration longer: {', '.join(phrases)}" if phrases else ""
 
@@ -119,16 +120,16 @@ def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any)
 
     if rows.empty:
         return
-    looks = style.seaborn_looks({label: style.style_of(label) for label in style.in_order(rows["optimizer"])})
+    by_method = style.seaborn_looks({label: looks.style_of(label) for label in looks.in_order(rows["optimizer"])})
     lines: dict[str, Any] = {"x": x, "y": y, "hue": "optimizer", "style": "optimizer", "legend": False, "ax": axes}
-    lines |= looks | look | {"markersize": 5, "markeredgewidth": 0.4}
+    lines |= by_method | look | {"markersize": 5, "markeredgewidth": 0.4}
     sns.lineplot(rows, estimator=lambda values: estimate(values).value, errorbar=interval, **lines)
 
 
 def _draw_times(axes: Axes, times: pd.DataFrame, paper: pd.DataFrame) -> None:
     """Draw the paper's iteration times, hollow, and the measured ones over the period, in ms on a log axis."""
     for optimizer, rows in paper.groupby("optimizer"):
-        look = style.style_of(str(optimizer).lower())
+        look = looks.style_of(str(optimizer).lower())
         marker: dict[str, Any] = {"marker": look.marker, "markersize": 5, "markeredgewidth": 1.1}
         drawing = marker | {"markerfacecolor": "white", "linestyle": "-", "linewidth": 0.6, "alpha": 0.7}
         axes.plot(rows["inverse_update_period"], rows["iteration_ms"], color=look.color, **drawing)
@@ -141,7 +142,7 @@ def _draw_times(axes: Axes, times: pd.DataFrame, paper: pd.DataFrame) -> None:
 
 def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
     """Draw the last validation loss over the period, and count the runs that broke down."""
-    labels = style.in_order(last["optimizer"])
+    labels = looks.in_order(last["optimizer"])
     # Methods are set a little apart, or their intervals would hide each other.
     shifts = dict(zip(labels, 10 ** (0.045 * (np.arange(len(labels)) - (len(labels) - 1) / 2)), strict=True))
     last = last.dropna(subset="inverse_update_period")
@@ -152,11 +153,11 @@ def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
     for (label, _), rows in finite.groupby(["optimizer", "x"]):
         if len(rows) < median_minimum():
             values = rows["value"].astype(float)
-            axes.plot(rows["x"], values, ".", color=style.style_of(str(label)).color, markersize=4, alpha=0.7)
+            axes.plot(rows["x"], values, ".", color=looks.style_of(str(label)).color, markersize=4, alpha=0.7)
     for (label, _), rows in last.groupby(["optimizer", "x"]):
         failed = int((rows["value"] == math.inf).sum())
         if failed:
-            look: dict[str, Any] = {"ha": "center", "va": "top", "color": style.style_of(str(label)).color}
+            look: dict[str, Any] = {"ha": "center", "va": "top", "color": looks.style_of(str(label)).color}
             text = f"× {failed} of {len(rows)} failed"
             panels.annotate(axes, text, (rows["x"].iloc[0], 0.98), ("data", "axes fraction"), rotation=90, **look)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.estimates import median_minimum, paired_ratio
 from workflow.bench.analysis.step_times import StepTimes, timed
 from workflow.bench.analysis.time_to_target import to_target
@@ -54,7 +55,7 @@ def _columns(accuracies: pd.DataFrame, paper: pd.DataFrame, base: str) -> tuple[
     later = accuracies[accuracies["step"] > 0]
     per_epoch = float((later["step"] / later["epoch"]).median()) if len(later) else 1.0
     length, unit = panels.time_scale(accuracies)
-    name = style.style_of(base).name
+    name = looks.style_of(base).name
     epochs = ("epoch", f"epochs to the target, {name}: 1")
     time = (f"training time ({unit})", f"time to the target, {name}: 1")
     return (
@@ -74,7 +75,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     accuracies = panels.ended(measured.metrics, "validation", "accuracy")
     if accuracies.empty:
         raise NoDataError(f"no validation accuracy in {results.root / f'{EXPERIMENT}.csv'}: run {EXPERIMENT} first.")
-    labels = style.in_order(accuracies["optimizer"])
+    labels = looks.in_order(accuracies["optimizer"])
     base = forest.base_of(runs) or labels[0]
     goals = panels.targets(runs, "validation", "accuracy")
     aimed = runs if goals else runs[:0]  # a target on another metric, the loss, is no crossing of these curves
@@ -90,7 +91,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         ratios[column.quantity] = _draw_ratios(lower, took, base, column.published)
         for panel, name in zip((upper, lower), column.names, strict=True):
             panel.set_xlabel(name)
-    forest.name_rows(axes[1, 0], [style.style_of(label).name for label in labels])
+    forest.name_rows(axes[1, 0], [looks.style_of(label).name for label in labels])
     forest.name_rows(axes[1, 1], [""] * len(labels))
     axes[0, 1].tick_params(labelleft=False)
     axes[0, 0].set_ylabel("validation accuracy (%)")
@@ -99,7 +100,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         legend.append(panels.target_entry(f"target: {', '.join(f'{100 * goal:g}' for goal in goals)} %"))
     legend.append(page.published_entry("published (ImageNet)"))
     at = f"{paper['target_top1'].iloc[0]:g} %"
-    notes = [_WITH_TARGET if goals else _WITHOUT_TARGET, measured.note(style.workload_name), _BELOW.format(target=at)]
+    notes = [_WITH_TARGET if goals else _WITHOUT_TARGET, measured.note(looks.workload_name), _BELOW.format(target=at)]
     text = page.caption(results, runs, notes=notes)
     reading = "Below: left of 1 is faster; dots are runs, hollow the paper's ratio."
     title = _message(runs, ratios, base)
@@ -114,8 +115,8 @@ def _message(runs: pd.DataFrame, ratios: Mapping[Literal["steps", "seconds"], Ma
     if not all(map(math.isfinite, shown)):
         return ""
     epochs, seconds = (f"{ratio:.2f}" for ratio in shown)
-    start = f"{style.data_title(runs)}: MKOR reaches the target in"
-    return f"{start} {epochs} times {style.style_of(base).name}'s epochs and {seconds} times its time"
+    start = f"{looks.data_title(runs)}: MKOR reaches the target in"
+    return f"{start} {epochs} times {looks.style_of(base).name}'s epochs and {seconds} times its time"
 
 
 def _draw_accuracies(axes: Axes, accuracies: pd.DataFrame, column: _Column, goals: Sequence[float]) -> None:
@@ -149,7 +150,7 @@ def _draw_ratios(
         finite = [ratio for ratio in by_seed.values() if math.isfinite(ratio) and ratio > 0]
         ratio = paired_ratio(times, took[base])
         if label == base and reached:
-            axes.plot(1, row, marker=style.style_of(base).marker, color=style.style_of(base).color, markersize=5)
+            axes.plot(1, row, marker=looks.style_of(base).marker, color=looks.style_of(base).color, markersize=5)
         elif ratio is not None and math.isfinite(median(by_seed.values())):
             forest.draw_estimate(axes, ratio, row, label, runs=list(by_seed.values()))
             drawn[label] = ratio.value if ratio.n >= median_minimum() else median(by_seed.values())

@@ -13,6 +13,7 @@ from typing import Final
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.estimates import Estimate, paired_ratio
 from workflow.bench.analysis.step_times import StepTimes, Timed, timed
 from workflow.bench.analysis.time_to_target import budgets, too_short
@@ -76,7 +77,7 @@ def caption(results: Results, experiments: Mapping[str, Timed], notes: Sequence[
     """Return the caption of a figure of these experiments; the note on their times comes last."""
     runs = pd.concat([experiment.runs for experiment in experiments.values()], ignore_index=True)
     own = tuple(pair for experiment in experiments.values() for pair in experiment.own)
-    times = Timed(runs, pd.DataFrame(), own).note(style.workload_name)
+    times = Timed(runs, pd.DataFrame(), own).note(looks.workload_name)
     absent = [name for name in EXPERIMENTS if name not in experiments or results.metrics(name).empty]
     return page.caption(results, runs, notes=[*notes, times], absent=absent)
 
@@ -88,7 +89,7 @@ def begin_panel(axes: Axes, name: str, experiment: Timed, quantity: str) -> str:
     """
     runs, place = experiment.runs, axes.get_subplotspec()
     width = 78 // (place.get_gridspec().ncols if place is not None else 1)
-    axes.set_title("\n".join(textwrap.wrap(style.data_title(runs), width)), fontsize=7)
+    axes.set_title("\n".join(textwrap.wrap(looks.data_title(runs), width)), fontsize=7)
     if not experiment.metrics.empty:
         return ""
     reasons = runs.loc[~runs["status"].isin(ENDED), "reason"].dropna()
@@ -190,7 +191,7 @@ def make(results: Results, folder: Path) -> list[Path]:
             if rising := _rising(experiment.metrics):
                 panels.annotate(upper, f"{rising}\nends above its start", (0.03, 0.04), va="bottom", color=style.SOFT)
         if not any(contest.by_seed for contest in measured[name].values()):
-            without.append(style.data_title(experiment.runs))
+            without.append(looks.data_title(experiment.runs))
             lower.remove()
             continue
         speedups = paper[paper["experiment"] == IN_THE_PAPER[name]].set_index("baseline")["speedup"]
@@ -224,7 +225,7 @@ def _finish(axes: Axes, limits: tuple[float, float]) -> None:
 def _name_rows(axes: Sequence[Axes]) -> None:
     """Name the rivals at the left of the first panel of contests, and the quantity below the one in the middle."""
     for panel in axes:
-        names = [style.style_of(label).name for label in RIVALS] if panel is axes[0] else [""] * len(RIVALS)
+        names = [looks.style_of(label).name for label in RIVALS] if panel is axes[0] else [""] * len(RIVALS)
         panel.set_yticks(range(len(RIVALS)), names, fontsize=7)
     if axes:
         axes[(len(axes) - 1) // 2].set_xlabel("rival's time ÷ MKOR's\nto equal training accuracy")
@@ -234,7 +235,7 @@ def _rising(losses: pd.DataFrame) -> str:
     """Return the names of the MKOR labels whose training loss ends above its first value, medians over seeds."""
     ordered = losses.sort_values("step").groupby(["optimizer", "run"])["value"]
     rise = (ordered.last() - ordered.first()).groupby("optimizer").median()
-    return ", ".join(style.style_of(label).name for label in CONTENDERS if rise.get(label, 0.0) > 0)
+    return ", ".join(looks.style_of(label).name for label in CONTENDERS if rise.get(label, 0.0) > 0)
 
 
 def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], experiments: Mapping[str, Timed]) -> str:
@@ -244,7 +245,7 @@ def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], expe
         contest = by_pair.get(("sgd", "mkor"))
         if contest is None:
             continue
-        model = style.workload_name(str(experiments[name].runs["workload"].iloc[0]))
+        model = looks.workload_name(str(experiments[name].runs["workload"].iloc[0]))
         finite = contest.ratio is not None and 0 < contest.ratio.value < math.inf
         never = "MKOR never there" if contest.contender_never else "SGD never there"
         phrases.append(f"{model} {contest.ratio.value:.2f}" if finite and contest.ratio else f"{model}: {never}")
@@ -255,7 +256,7 @@ def _level_note(experiments: Mapping[str, Timed]) -> str:
     """Return the caption's definition of equal training accuracy in each experiment."""
     fixed, relative = [], []
     for experiment in experiments.values():
-        model = style.workload_name(str(experiment.runs["workload"].iloc[0]))
+        model = looks.workload_name(str(experiment.runs["workload"].iloc[0]))
         if limits := panels.targets(experiment.runs, "train", "accuracy"):
             fixed.append(f"{100 * limits[-1]:g} % of {model}")
         else:
@@ -268,7 +269,7 @@ def _level_note(experiments: Mapping[str, Timed]) -> str:
 def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], speedups: pd.Series) -> None:
     """Draw one row per rival: measured ratios with their intervals, filled, and the published one, hollow."""
     axes.axvline(1, color=style.GUIDE, linewidth=0.8)
-    labels = style.in_order({label for _, label in by_pair})
+    labels = looks.in_order({label for _, label in by_pair})
     for row, (rival, name) in enumerate(RIVALS.items()):
         if row:
             axes.axhline(row - 0.5, color="#E4E4E4", linewidth=0.5)

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_level
 from workflow.bench.analysis.machines import TargetTime
@@ -125,7 +126,7 @@ def _draw(axes: Axes, bars: Sequence[RatioBar], rows: HardwareRows) -> None:
 def _name_rows(axes: Axes, rows: HardwareRows) -> None:
     """Write the names of the optimizers, and above those of each machine its name, to the left of a panel."""
     names = {place: textwrap.fill(name, _NAME_WIDTH) for name, place in rows.headings.items()}
-    names |= {place: style.style_of(label).name for (_, label), place in rows.places.items()}
+    names |= {place: looks.style_of(label).name for (_, label), place in rows.places.items()}
     axes.set_yticks(list(names), list(names.values()), fontsize=6)
     for text, place in zip(axes.get_yticklabels(), names, strict=True):
         if place in rows.headings.values():
@@ -139,7 +140,7 @@ def _has_interval(bar: RatioBar) -> bool:
 
 def _draw_bar(axes: Axes, bar: RatioBar, place: float, scale: float, end: float) -> None:
     """Draw a bar with its interval, which has an arrow where it leaves the panel at ``end``, or with its runs."""
-    look = style.style_of(bar.label)
+    look = looks.style_of(bar.label)
     if math.isfinite(bar.took.value):
         face: dict[str, Any] = _PROJECTED if bar.projected else {"facecolor": look.color, "linewidth": 0.5}
         axes.barh(place, bar.took.value / scale, height=0.8, edgecolor=look.color, **face)
@@ -182,7 +183,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     figure, shown = _draw_panels([machine.name for machine in machines], columns)
     timed = [time for time in targets if (time.configuration.experiment, time.configuration.workload) in _SHOWN]
     if measured := [time for time in timed if not time.projected]:
-        notes.append(comparison.note_on_times(measured, style.workload_name))
+        notes.append(comparison.note_on_times(measured, looks.workload_name))
     notes += [*comparison.describe(machines, EXPERIMENTS), *_notes(shown)]
     runs, absent = pd.DataFrame(), []
     if this := [machine for machine in machines if not machine.prefix]:
@@ -211,7 +212,7 @@ def _message(steps: Sequence[Sequence[RatioBar]], machines: int) -> str:
     if not ratios:
         return ""
     phrases = [
-        f"{style.style_of(label).name.partition(' (')[0]}'s {min(ratios[label]):.2f} to {max(ratios[label]):.2f}"
+        f"{looks.style_of(label).name.partition(' (')[0]}'s {min(ratios[label]):.2f} to {max(ratios[label]):.2f}"
         for label in _NAMED
         if label in ratios
     ]
@@ -231,7 +232,7 @@ def _draw_panels(
     by_row = [{title: bars[row] for title, bars in columns.items() if bars[row]} for row in (0, 1)]
     by_row = [of_row for of_row in by_row if of_row]
     rows = [
-        HardwareRows(names, style.in_order(bar.label for bars in of_row.values() for bar in bars)) for of_row in by_row
+        HardwareRows(names, looks.in_order(bar.label for bars in of_row.values() for bar in bars)) for of_row in by_row
     ]
     heights = [max(0.7, _ROW * (of_row.end + 0.8)) for of_row in rows]
     most = max(map(len, by_row))

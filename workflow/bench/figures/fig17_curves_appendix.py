@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.field import Contest, contests
 from workflow.bench.figures import _field as field
 from workflow.bench.figures import _page as page
@@ -32,7 +33,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"neither {' nor '.join(CURVES)} has runs in {results.root}: run make field first.")
     figure, (axes,) = style.new_figure(1, len(curves), height=2.3)
     for panel, contest in zip(axes, curves, strict=True):
-        panel.set_title(style.data_title(contest.runs, width=34), fontsize=7)
+        panel.set_title(looks.data_title(contest.runs, width=34), fontsize=7)
         _draw_curves(panel, contest)
     note = "the target's metric, its median over seeds (thin lines)"
     texts: page.Texts = {
@@ -56,4 +57,4 @@ def _draw_curves(axes: Axes, contest: Contest) -> None:
     place = {
         str(label): float((scale(value) - scale(low)) / (scale(high) - scale(low))) for label, value in last.items()
     }
-    field.name_lines(axes, {label: min(place[label], 1.0) for label in style.in_order(place)})
+    field.name_lines(axes, {label: min(place[label], 1.0) for label in looks.in_order(place)})

@@ -11,6 +11,7 @@ from typing import Any, Final
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.field import Contest, contests
 from workflow.bench.figures import _field as field
 from workflow.bench.figures import _forest as forest
@@ -52,7 +53,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     shown = [label for rank, label in enumerate(order) if rank < FIRST or label in ALWAYS]
     figure, ((rows, profile),) = style.new_figure(1, 2, height=0.7 + _ROW_INCHES * len(shown), width_ratios=(1, 1.1))
     _draw_rows(rows, {label: ratios[label] for label in shown})
-    forest.name_rows(rows, [f"{order.index(label) + 1}  {style.style_of(label).name}" for label in shown])
+    forest.name_rows(rows, [f"{order.index(label) + 1}  {looks.style_of(label).name}" for label in shown])
     leaders = [next((label for label in order if label in members), "") for members in field.FAMILIES.values()]
     named = [label for label in order if label in {*leaders, "mkor"}]
     field.draw_profiles(profile, field.profiles_of(everything), named, banded=False, gap=0.06)
@@ -72,7 +73,7 @@ def ranked(chosen: Sequence[Contest]) -> dict[str, list[float]]:
     """
     shared = set.intersection(*({*contest.labels} for contest in chosen))
     found: dict[str, list[float]] = {}
-    for label in style.in_order(shared):
+    for label in looks.in_order(shared):
         ratios = [contest.sweep.steps_ratio(label, contest.base).estimate for contest in chosen]
         if all(ratio is not None for ratio in ratios):
             found[label] = [ratio.value for ratio in ratios if ratio is not None]
@@ -88,7 +89,7 @@ def _draw_rows(axes: Axes, ratios: Mapping[str, Sequence[float]]) -> None:
     axes.axvline(1, color=style.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     for row, (label, values) in enumerate(ratios.items()):
-        color = style.style_of(label).color
+        color = looks.style_of(label).color
         if row % 2 == 0:
             axes.axhspan(row - 0.5, row + 0.5, color="#F6F6F6", zorder=0, linewidth=0)
         for marker, value in zip(_MARKERS, values, strict=False):
@@ -106,7 +107,7 @@ def _message(ratios: Mapping[str, Sequence[float]]) -> str:
     if not ratios:
         return ""
     first, *_ = order = [*ratios]
-    leads = f"{style.style_of(first).name} leads {len(order)} optimizers"
+    leads = f"{looks.style_of(first).name} leads {len(order)} optimizers"
     title = f"{leads} at {_mean(ratios[first]):.2f} times the base's iterations"
     if "mkor" not in ratios or first == "mkor":
         return title
@@ -115,7 +116,7 @@ def _message(ratios: Mapping[str, Sequence[float]]) -> str:
 
 def _entries(chosen: Sequence[Contest]) -> list[Artist]:
     entries = [
-        page.hollow_entry(f"{style.data_title(contest.runs)}, over {style.style_of(contest.base).name}", marker)
+        page.hollow_entry(f"{looks.data_title(contest.runs)}, over {looks.style_of(contest.base).name}", marker)
         for contest, marker in zip(chosen, _MARKERS, strict=False)
     ]
     bar: dict[str, Any] = {"linestyle": "none", "marker": "|", "markersize": 9, "markeredgewidth": 2.4}

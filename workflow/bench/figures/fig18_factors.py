@@ -12,14 +12,15 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.curves import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate
+from workflow.bench.analysis.looks import MethodStyle
 from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._style import MethodStyle
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("factor_variants",)
@@ -28,9 +29,9 @@ WHOLE: Final = "mkor"
 """The label of MKOR with both sides and the paper's vectors."""
 FACTORS: Final = {
     ("right", WHOLE): MethodStyle("J_R, input side", "#000000", "o", "-"),
-    ("left", WHOLE): MethodStyle("J_L, output side, as in the paper", style.style_of(WHOLE).color, "v", "-"),
-    ("left", "mkor_scaled"): MethodStyle("J_L, with g × 65,536", style.style_of("mkor_scaled").color, "s", "-"),
-    ("left", "mkor_normalized"): MethodStyle("J_L, with |g| = 3", style.style_of("mkor_normalized").color, "p", "-"),
+    ("left", WHOLE): MethodStyle("J_L, output side, as in the paper", looks.style_of(WHOLE).color, "v", "-"),
+    ("left", "mkor_scaled"): MethodStyle("J_L, with g × 65,536", looks.style_of("mkor_scaled").color, "s", "-"),
+    ("left", "mkor_normalized"): MethodStyle("J_L, with |g| = 3", looks.style_of("mkor_normalized").color, "p", "-"),
 }
 """The factors that the probe follows, by side and vectors."""
 ROUNDING: Final = 1e-16
@@ -53,7 +54,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     above, below = axes[0], style.split_row(figure, axes[1], len(compared)) if compared else []
     for panel, workload in zip(above, names, strict=True):
         of_workload = rows[rows["workload"] == workload]
-        panel.set_title(f"{style.workload_name(workload)},\n{of_workload['layer'].nunique()} layers", fontsize=7)
+        panel.set_title(f"{looks.workload_name(workload)},\n{of_workload['layer'].nunique()} layers", fontsize=7)
         panel.set_yscale("log")
         for look, of_factor in factors_of(of_workload):
             turned = of_factor.assign(direction_change=of_factor["direction_change"].clip(lower=ROUNDING))
@@ -121,9 +122,9 @@ def draw_layers(axes: Axes, rows: pd.DataFrame, quantity: str, look: MethodStyle
 
 def _draw_variants(below: Sequence[Axes], losses: Mapping[str, pd.DataFrame], runs: pd.DataFrame) -> None:
     """Draw the final losses of the variants against MKOR's, one panel a workload with the same rows."""
-    labels = style.in_order(label for rows in losses.values() for label in rows["optimizer"])
+    labels = looks.in_order(label for rows in losses.values() for label in rows["optimizer"])
     for panel, (workload, rows) in zip(below, losses.items(), strict=True):
-        panel.set_title(style.data_title(runs[runs["workload"] == workload]))
+        panel.set_title(looks.data_title(runs[runs["workload"] == workload]))
         forest.draw_differences(panel, rows, WHOLE, labels)
         if panel is not below[0]:
             panel.set_yticklabels([])
@@ -141,14 +142,14 @@ def _changes(rows: pd.DataFrame) -> str:
 
 def _remaining(losses: pd.DataFrame, base: str | None) -> str:
     """Return the caption's sentence on the part of MKOR's gain over its base optimizer that each variant keeps."""
-    workload = style.workload_name(str(losses["workload"].iloc[0]))
+    workload = looks.workload_name(str(losses["workload"].iloc[0]))
     shares = {} if base is None else kept_shares(losses, base)
     if not shares:
         return f"{workload}: MKOR does not end below its base optimizer with every seed, so there is no gain to keep"
     phrases = []
     for label, share in shares.items():
         interval = f" [{100 * share.low:.0f}, {100 * share.high:.0f}]" if share.has_interval else ""
-        name = style.style_of(label).name.removeprefix("MKOR (").removesuffix(")")
+        name = looks.style_of(label).name.removeprefix("MKOR (").removesuffix(")")
         phrases.append(f"{name} {100 * share.value:.0f} %{interval}")
     return (
         f"{workload}, part of MKOR's gain over its base optimizer that is kept (over seeds; a diverged run keeps less "
@@ -171,7 +172,7 @@ def kept_shares(losses: pd.DataFrame, base: str) -> dict[str, Estimate]:
     gains = {seed: first[seed] - whole[seed] for seed in sorted(whole.keys() & first.keys())}
     if len(gains) < 2 or not all(np.isfinite(gain) and gain > 0 for gain in gains.values()):
         return {}
-    others = [label for label in style.in_order(finals) if label not in (base, WHOLE)]
+    others = [label for label in looks.in_order(finals) if label not in (base, WHOLE)]
     shares = {
         label: [(first[seed] - finals[label][seed]) / gain for seed, gain in gains.items() if seed in finals[label]]
         for label in others

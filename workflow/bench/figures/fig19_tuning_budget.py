@@ -10,6 +10,7 @@ from typing import Final
 
 import pandas as pd
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.tuning_budget import Search, has_several, search
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
@@ -39,14 +40,14 @@ def make(results: Results, folder: Path) -> list[Path]:
     costs = halved(searches.values())
     if not costs:
         raise NoDataError("no search has an optimizer that succeeds with half of its trials")
-    labels = style.in_order(costs)
+    labels = looks.in_order(costs)
     figure, ((axes,),) = style.new_figure(1, 1, height=0.5 + 0.19 * len(labels))
     axes.axvline(0, color=style.GUIDE, linewidth=0.8)
     for row, label in enumerate(labels):
-        look = style.style_of(label)
+        look = looks.style_of(label)
         forest.draw_runs(axes, costs[label], row, label, below=0.0)
         axes.plot(median(costs[label]), row, marker=look.marker, color=look.color, markersize=6, zorder=4)
-    forest.name_rows(axes, [style.style_of(label).name for label in labels])
+    forest.name_rows(axes, [looks.style_of(label).name for label in labels])
     axes.set_xlabel("worse than with all trials (%)")
     notes = [_NOTE, sizes(searches), *failures(searches), *not_shown(several)]
     texts: page.Texts = {
@@ -94,14 +95,14 @@ def halved(searches: Iterable[Search]) -> dict[str, list[float]]:
 def _message(costs: Mapping[str, list[float]]) -> str:
     """Return the title: the median cost of half of the trials for MKOR, KFAC and their base optimizers."""
     shown = {label: median(costs[label]) for label in NAMED if label in costs}
-    parts = [f"{style.style_of(label).name.partition(' (')[0]} {cost:.1f} %" for label, cost in shown.items()]
+    parts = [f"{looks.style_of(label).name.partition(' (')[0]} {cost:.1f} %" for label, cost in shown.items()]
     finite = all(map(math.isfinite, shown.values()))
     return f"Half of the trials would have found values worse by: {', '.join(parts)}" if parts and finite else ""
 
 
 def not_shown(several: Iterable[tuple[str, str]]) -> list[str]:
     """Return a sentence on the searches that cannot be shown, if there are any."""
-    places = [f"{experiment} {style.workload_name(workload)}" for experiment, workload in sorted(several)]
+    places = [f"{experiment} {looks.workload_name(workload)}" for experiment, workload in sorted(several)]
     return [f"Not shown, since they were tuned at several sizes: {', '.join(places)}"] if places else []
 
 
@@ -112,15 +113,15 @@ def sizes(searches: Mapping[tuple[str, str], Search]) -> str:
         trials, studies = (" or ".join(map(str, numbers)) for numbers in (found.trials, found.studies))
         size = f"{trials} trials of each optimizer in {studies} {'study' if studies == '1' else 'studies'}"
         several = sum(name == experiment for name, _ in searches) > 1
-        places.setdefault(size, []).append(f"{experiment} {style.workload_name(workload)}" if several else experiment)
+        places.setdefault(size, []).append(f"{experiment} {looks.workload_name(workload)}" if several else experiment)
     return "; ".join(f"{size}: {', '.join(names)}" for size, names in places.items())
 
 
 def failures(searches: Mapping[tuple[str, str], Search]) -> list[str]:
     """Return a sentence on the optimizers of which a study never succeeded, if there are any."""
     failed = [
-        f"{', '.join(style.style_of(label).name for label in found.failed)} in {experiment} "
-        f"{style.workload_name(workload)}"
+        f"{', '.join(looks.style_of(label).name for label in found.failed)} in {experiment} "
+        f"{looks.workload_name(workload)}"
         for (experiment, workload), found in searches.items()
         if found.failed
     ]

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.analysis.ladder import (
     BASES,
@@ -32,8 +33,8 @@ from workflow.bench.results.tables import Results
 EXPERIMENTS = ("ladder",)
 
 _LOOKS: Final = {
-    "sgd": style.MethodStyle("over SGD", "#0072B2", "o", "-"),
-    "adamw": style.MethodStyle("over AdamW", "#B35806", "s", "-"),
+    "sgd": looks.MethodStyle("over SGD", "#0072B2", "o", "-"),
+    "adamw": looks.MethodStyle("over AdamW", "#B35806", "s", "-"),
 }
 _APART: Final = 0.17
 """The distance of the two base optimizers from the middle of a row."""
@@ -64,11 +65,11 @@ def make(results: Results, folder: Path) -> list[Path]:
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         of_workload = [ladder for ladder in found if ladder.workload == workload]
         lines = _draw_shares(upper, [ladder for ladder in of_workload if not ladder.centred])
-        upper.set_title(style.data_title(of_workload[0].runs, width=_LETTERS // len(workloads)), pad=4 + 7.5 * lines)
+        upper.set_title(looks.data_title(of_workload[0].runs, width=_LETTERS // len(workloads)), pad=4 + 7.5 * lines)
         _draw_ratios(lower, of_workload)
         _head(lower, [f"{_LOOKS[one.base].name}: {one.decision}" for one in declared if one.workload == workload])
     _scale(axes)
-    notes = [*_NOTES, *sentences(found, style.workload_name)]
+    notes = [*_NOTES, *sentences(found, looks.workload_name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
     runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
     text = page.caption(results, runs, notes=notes, summarized=False)
@@ -131,7 +132,7 @@ def _draw_ratios(axes: Axes, of_workload: Sequence[Ladder]) -> None:
     forest.name_rows(axes, [RUNGS[rung] for _, rung in rows])
 
 
-def _draw(axes: Axes, found: Estimate, row: float, look: style.MethodStyle, *, hollow: bool = False) -> None:
+def _draw(axes: Axes, found: Estimate, row: float, look: looks.MethodStyle, *, hollow: bool = False) -> None:
     if found.has_interval:
         axes.hlines(row, found.low, found.high, color=look.color, linewidth=1.6, alpha=0.55)
     face: dict[str, Any] = {"markerfacecolor": "white"} if hollow else {}

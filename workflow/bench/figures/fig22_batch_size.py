@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.batch_sizes import Batches, batches, sentences
 from workflow.bench.analysis.estimates import Estimate, mean_ratio
 from workflow.bench.figures import _page as page
@@ -44,7 +45,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     figure, axes = style.new_figure(2, len(found), height=4.0, sharex="col", height_ratios=(1.25, 1))
     for (upper, lower), of_workload in zip(axes.T, found, strict=True):
         rows = runs[runs["workload"] == of_workload.workload]
-        upper.set_title(f"{style.data_title(rows, width=_LETTERS // len(found))}\n{of_workload.target.describe()}")
+        upper.set_title(f"{looks.data_title(rows, width=_LETTERS // len(found))}\n{of_workload.target.describe()}")
         _draw_iterations(upper, of_workload)
         _draw_speedups(lower, of_workload)
         lower.set_xlabel("batch size")
@@ -56,7 +57,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         page.guide_entry("proportional", linestyle=style.MODEL_LINE, linewidth=0.8),
         page.bar_entry(),
     ]
-    notes = [*_NOTES, *sentences(found, style.workload_name, lambda label: style.style_of(label).name)]
+    notes = [*_NOTES, *sentences(found, looks.workload_name, lambda label: looks.style_of(label).name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
     texts: page.Texts = {
         "caption": page.caption(results, runs, notes=notes, summarized=False),
@@ -73,15 +74,15 @@ def _message(found: Sequence[Batches]) -> str:
         ends = [one.ratios("mkor", size) if "mkor" in one.arrivals else {} for size in (one.sizes[0], one.sizes[-1])]
         if one.reference is not None and all(ends):
             first, last = (mean_ratio([-log for log in logs.values()]).value for logs in ends)
-            name = style.style_of(one.reference).name
-            phrases.append(f"{first:.2f} to {last:.2f} over {name} ({style.workload_name(one.workload)})")
+            name = looks.style_of(one.reference).name
+            phrases.append(f"{first:.2f} to {last:.2f} over {name} ({looks.workload_name(one.workload)})")
     sizes = sorted({size for one in found for size in one.sizes})
     return f"MKOR's speedup from batch {sizes[0]:,} to {sizes[-1]:,}: {', '.join(phrases)}" if phrases else ""
 
 
 def _places(of_workload: Batches) -> dict[str, float]:
     """Return a factor for each label that moves its markers a little along the axis of sizes."""
-    labels = style.in_order(of_workload.arrivals)
+    labels = looks.in_order(of_workload.arrivals)
     return {label: math.exp(_APART * (index - (len(labels) - 1) / 2)) for index, label in enumerate(labels)}
 
 
@@ -93,7 +94,7 @@ def _draw_iterations(axes: Axes, of_workload: Batches) -> None:
         whole = {size: one.iterations for size, one in arrivals.items() if not one.is_censored}
         _draw_line(axes, whole, label, place)
         bounds = {size: one.iterations.value for size, one in arrivals.items() if one.is_censored}
-        look: dict[str, Any] = {"color": style.style_of(label).color, "markerfacecolor": "white", "linestyle": "none"}
+        look: dict[str, Any] = {"color": looks.style_of(label).color, "markerfacecolor": "white", "linestyle": "none"}
         axes.plot([place * size for size in bounds], [*bounds.values()], marker=_BOUND, **look)
     _draw_proportional(axes, of_workload)
     panels.plain_log_ticks(axes)
@@ -120,13 +121,13 @@ def _draw_speedups(axes: Axes, of_workload: Batches) -> None:
         speedups = {size: mean_ratio([-log for log in logs.values()]) for size, logs in ratios.items() if logs}
         if label != reference:
             _draw_line(axes, speedups, label, place)
-    axes.set_ylabel(f"speedup over {style.style_of(reference).name}")
+    axes.set_ylabel(f"speedup over {looks.style_of(reference).name}")
     panels.plain_log_ticks(axes)
 
 
 def _draw_line(axes: Axes, estimates: dict[int, Estimate], label: str, place: float) -> None:
     """Draw a label's estimates over the sizes, each with its interval."""
-    look = style.style_of(label)
+    look = looks.style_of(label)
     x = [place * size for size in estimates]
     line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.1}
     axes.plot(x, [found.value for found in estimates.values()], **line)

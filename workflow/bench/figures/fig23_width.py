@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis import looks
 from workflow.bench.analysis.widths import PLACES, Where, Widths, sentences, widths
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
@@ -40,7 +41,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         NoDataError: there are no runs to compare.
     """
     found = widths(results)
-    labels = style.in_order(found.labels)
+    labels = looks.in_order(found.labels)
     below = _ROW * len(labels)
     figure, axes = style.new_figure(2, 2, height=2.9 + below, sharey="row", height_ratios=(2.2, below))
     for (upper, lower), where in zip(axes.T, PLACES, strict=True):
@@ -50,7 +51,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[0, 0].set_ylabel("speedup over AdamW")
     panels.plain_log_ticks(axes[0, 0])
     legend = [*page.entries_of(labels), page.hollow_entry("predicted"), page.bar_entry()]
-    notes = [*_NOTES, *sentences(found, lambda label: style.style_of(label).name)]
+    notes = [*_NOTES, *sentences(found, lambda label: looks.style_of(label).name)]
     text = page.caption(results, found.runs, notes=notes, summarized=False)
     texts: page.Texts = {
         "caption": text,
@@ -67,7 +68,7 @@ def _message(found: Widths) -> str:
         return ""
     (small, first), *_, (large, last) = speedups.items()
     ends = f"{first.value:.2f} at width {small:g}, {last.value:.2f} at {large:g}"
-    return f"{style.data_title(found.runs)}: MKOR's speedup over AdamW {PLACES[0]} is {ends}"
+    return f"{looks.data_title(found.runs)}: MKOR's speedup over AdamW {PLACES[0]} is {ends}"
 
 
 def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
@@ -76,7 +77,7 @@ def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -
     axes.axhline(1, color=style.GUIDE, linewidth=0.8)
     for index, label in enumerate(labels):
         place = math.exp(_APART * (index - (len(labels) - 1) / 2))
-        look, speedups = style.style_of(label), found.speedups(label, where)
+        look, speedups = looks.style_of(label), found.speedups(label, where)
         line: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4}
         x = [place * width for width in speedups]
         axes.plot(x, [one.value for one in speedups.values()], linestyle=look.line, linewidth=1.1, **line)
@@ -96,5 +97,5 @@ def _draw_slopes(axes: Axes, found: Widths, labels: list[str], where: Where) -> 
             forest.draw_estimate(axes, slope, row, label)
         if (extrapolated := found.extrapolated(label, where)) is not None:
             forest.write_beside(axes, row, extrapolated.decision, "prediction")
-    forest.name_rows(axes, [style.style_of(label).name for label in labels])
+    forest.name_rows(axes, [looks.style_of(label).name for label in labels])
     axes.set_xlabel("slope")

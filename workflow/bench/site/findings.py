@@ -355,12 +355,16 @@ FINDINGS: Final[Mapping[str, Callable[[Kept], str]]] = {
 """What came out, the strongest first, with the function that writes it or raises `UnsupportedError`."""
 
 
-def findings(kept: Kept) -> tuple[list[str], dict[str, str]]:
-    """Return the findings that the kept results support, as Markdown, and those left out with the reasons."""
-    found, left_out = [], {}
+FIRST: Final = 5
+"""The findings that README has and that stand first on the site."""
+
+
+def findings(kept: Kept) -> tuple[dict[str, str], dict[str, str]]:
+    """Return by headline the findings that the kept results support, as Markdown, and the reasons of the others."""
+    found, left_out = {}, {}
     for headline, write in FINDINGS.items():
         try:
-            found.append(f"**{headline}** {write(kept)}")
+            found[headline] = write(kept)
         except UnsupportedError as reason:
             left_out[headline] = str(reason)
     return found, left_out

@@ -20,15 +20,14 @@ from workflow.bench.claims.proxies import proxies_of, worded
 from workflow.bench.plan.artefacts import describe
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.tables import Results, published
-from workflow.bench.site.findings import Kept, findings
+from workflow.bench.site.findings import FIRST, Kept, findings
+from workflow.bench.site.leaders import own_base
 from workflow.bench.support.config import ROOT, ConfigError, read_mapping, shown_path
 
 README: Final = ROOT / "README.md"
 FACTS: Final = ROOT / "docs" / "facts.yaml"
 MEASURED: Final = ("machine", "date", "reproduce", "test", "disk")
 """What was measured by hand."""
-MOST_FINDINGS: Final = 5
-"""The findings of the front page; docs/evidence.md has the others."""
 PICTURES: Final = {
     "fig13_update_rules": "Validation loss of MKOR by update rule beside its base optimizer and KAISA",
     "fig14_cost_scaling": "Time of a factor update and of preconditioning over a layer's width: MKOR, KAISA, Eva",
@@ -95,9 +94,10 @@ class Pages(NamedTuple):
 def pages(facts: Facts, memory: str) -> Pages:
     """Return the texts of all blocks; memory: gigabytes of a core (docs/artifact.md)."""
     found, left_out = findings(Kept(facts.evidence, facts.field))
-    first = [f"{place}. {text}" for place, text in enumerate(found[:MOST_FINDINGS], 1)]
+    texts = [f"**{headline}** {text}" for headline, text in found.items()]
+    first = [f"{place}. {text}" for place, text in enumerate(texts[:FIRST], 1)]
     # Seen from docs, a page there has no folder.
-    others = [f"- {text}".replace("](docs/", "](") for text in found[MOST_FINDINGS:]]
+    others = [f"- {text}".replace("](docs/", "](") for text in texts[FIRST:]]
     chosen, passed_over = picture(facts.evidence)
     readme = {
         "needs": [needs(facts, memory)],
@@ -247,19 +247,18 @@ class _Field:
         runs = read_csv(self.folder / f"{first}.runs.csv")
         return {row["optimizer"] for row in runs if row["optimizer"] == row["method"]}
 
-    def bases(self, experiment: str) -> set[str]:
-        """The first-order optimizers that others are compared with; that most are is the experiment's own."""
-        named = [row["base"] for (name, _), row in self.results.items() if name == experiment]
-        return {max(sorted(set(named)), key=named.count)}
+    def base(self, experiment: str) -> str:
+        """The first-order optimizer that most others are compared with."""
+        return own_base(self.results.values(), experiment)
 
     def ratios(self, label: str, quantity: str) -> list[float]:
         """Return the ratios over the base by workload, 1 for the base itself, NaN for a method without one."""
         found = []
         for experiment in WORKLOADS:
             row = self.results.get((experiment, label), {})
-            own = row.get("base") in self.bases(experiment)
+            own = row.get("base") == self.base(experiment)
             text = row.get(f"{quantity} / base", "") if own else ""
-            found.append(float(text) if text else 1.0 if label in self.bases(experiment) else math.nan)
+            found.append(float(text) if text else 1.0 if label == self.base(experiment) else math.nan)
         return found
 
 
@@ -269,9 +268,9 @@ def optimizers_table(folder: Path) -> Iterator[str]:
     first, *_ = WORKLOADS
     mean = {label: fmean(map(math.log, field.ratios(label, "steps"))) for label in sorted(field.methods)}
     ranked = sorted((label for label, value in mean.items() if not math.isnan(value)), key=lambda label: mean[label])
-    bases = sorted(set().union(*(field.bases(experiment) for experiment in WORKLOADS)))
+    bases = sorted({field.base(experiment) for experiment in WORKLOADS})
     chosen = [label for label in ranked if label in (*ranked[:_BEST], *_ALWAYS) and label not in bases]
-    (reference,) = field.bases(first)
+    reference = field.base(first)
     step = float(field.costs[first, reference]["ms a step"])
     where = ", ".join(WORKLOADS.values())
     yield f"| optimizer | iterations / base: {where} | time / base | a step / {reference}'s | state / weights |"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from workflow.bench.analysis.wording import number
@@ -23,27 +24,28 @@ class Leader:
     time: str
 
 
-def leaders(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], Sequence[Leader]]:
-    """Return the leaders by experiment and base optimizer, the first with the fewest iterations.
-
-    Of an experiment these are the methods over the base that most of them have: some wrap each other.
+def own_base(rows: Iterable[Mapping[str, str]], experiment: str) -> str:
+    """Return the base that most methods of an experiment are compared with: some wrap each other.
 
     rows: those of the table `FIELD`.
     """
+    bases = sorted(row["base"] for row in rows if row["experiment"] == experiment)
+    return max(bases, key=bases.count)
+
+
+def leaders(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], Sequence[Leader]]:
+    """Return the leaders over each experiment's `own_base`, by both, the first with the fewest iterations.
+
+    rows: those of the table `FIELD`.
+    """
+    bases = {experiment: own_base(rows, experiment) for experiment in dict.fromkeys(row["experiment"] for row in rows)}
     found: dict[tuple[str, str], list[tuple[float, Leader]]] = {}
     for row in rows:
-        ratio = float(row["steps / base"] or "nan")
-        if math.isfinite(ratio):
+        key, ratio = (row["experiment"], row["base"]), float(row["steps / base"] or "nan")
+        if key in bases.items() and math.isfinite(ratio):
             leader = Leader(row["optimizer"], _text(row, "steps / base"), _text(row, "time / base"))
-            found.setdefault((row["experiment"], row["base"]), []).append((ratio, leader))
-    largest: dict[str, tuple[str, str]] = {}
-    for key in sorted(found, key=lambda key: len(found[key])):
-        largest[key[0]] = key
-    return {
-        key: [leader for _, leader in sorted(of, key=lambda pair: pair[0])[:_FIRST]]
-        for key, of in found.items()
-        if key in largest.values()
-    }
+            found.setdefault(key, []).append((ratio, leader))
+    return {key: [leader for _, leader in sorted(of, key=itemgetter(0))[:_FIRST]] for key, of in found.items()}
 
 
 def _text(row: Mapping[str, str], name: str) -> str:

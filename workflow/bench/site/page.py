@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import re
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,7 @@ from workflow.bench.results.tables import Results
 from workflow.bench.site import machines
 from workflow.bench.site.content import CLAIMS, Content, Shown, describe
 from workflow.bench.site.curves import curves_of
-from workflow.bench.site.findings import FINDINGS, Kept, UnsupportedError
+from workflow.bench.site.findings import FIRST, Kept, findings
 from workflow.bench.site.glossary import read_glossary
 from workflow.bench.site.grids import grid
 from workflow.bench.site.leaders import FIELD, leaders
@@ -39,8 +38,6 @@ _NAMED: Final = re.compile(r"\bC\d\d\b|<code>\w+</code>")
 """Claims, figures and tables in the text of a finding."""
 _RUN_GROUPS: Final = 2
 """Runs are grouped by experiment and workload."""
-_STRONGEST: Final = 5
-"""The findings that stand first."""
 _COLORS: Final = 256
 """Of a figure in the page, which is then a quarter as large as its file, and looks the same."""
 
@@ -69,7 +66,7 @@ def page(content: Content) -> str:
         "site/page.html.j2",
         content=content,
         findings=_findings(content),
-        strongest=_STRONGEST,
+        strongest=FIRST,
         leaders=leaders(read_csv(field)) if field.is_file() else {},
         curves=curves,
         curve_data={of.experiment: of.panels for of in curves},
@@ -118,10 +115,7 @@ def light(picture: Path) -> str:
 
 def _findings(content: Content) -> list[tuple[str, Markup]]:
     """Return the headline and the text of each finding that the results support, with links to what it names."""
-    kept, found = Kept(content.results, content.results.parent / "field"), []
-    for headline, write in FINDINGS.items():
-        with suppress(UnsupportedError):
-            found.append((headline, write(kept)))
+    found, _ = findings(Kept(content.results, content.results.parent / "field"))
     pages = {claim.id: (f"claim/{claim.id}", claim.id) for claim in content.claims}
     for shown in chain.from_iterable(content.shown.values()):
         pages[f"<code>{shown.name}</code>"] = (shown.page, shown.number)
@@ -130,7 +124,7 @@ def _findings(content: Content) -> list[tuple[str, Markup]]:
         address, text = pages.get(match[0], ("", match[0]))
         return f'<a href="#{address}">{escape(text)}</a>' if address else match[0]
 
-    return [(headline, Markup(_NAMED.sub(link, str(inline(text))))) for headline, text in found]
+    return [(headline, Markup(_NAMED.sub(link, str(inline(text))))) for headline, text in found.items()]
 
 
 def _difference(content: Content) -> str:
