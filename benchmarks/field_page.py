@@ -1,4 +1,4 @@
-"""Fill docs/field.md with what `make field` found: a text for each label, missed targets, and what tuning leaves open.
+"""Fill docs/field.md with what `make field` found: leaders, a text for each label, missed targets, and luck.
 
 ``python -m benchmarks.field_page results/<hardware>/field`` reads field_results.csv and field_costs.csv in the folder's
 tables. The page has a place for each label, between ``<!-- label -->`` and ``<!-- end of label -->``.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
 
 from workflow.bench.analysis.field import NO_CLOCK
+from workflow.bench.results.rows import read_csv
+from workflow.bench.site.leaders import leaders
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.support.pages import fill
@@ -30,6 +32,7 @@ NAMES: Final = {
 }
 SHOWN: Final = "field_language_model"
 """The experiment whose costs are shown; of a label that it lacks, those of its first one."""
+LEADERS: Final = 4
 TWICE: Final = ("kaisa", "kaisa_again")
 """Two labels of one method."""
 COSTS: Final = {
@@ -54,6 +57,25 @@ def text(results: pd.DataFrame, costs: pd.DataFrame, label: str) -> str:
             parts.append(f"{quantity.capitalize()} over its base's: {', '.join(cells)}.")
     parts += [*_cost(_records(costs[costs["optimizer"] == label])), *_earned(own, label)]
     return " ".join(parts)
+
+
+def lead(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table of the leaders of each experiment, and MKOR's places among all."""
+    yield "| workload | base | fewest iterations, over the base's | least time, over the base's | MKOR's place |"
+    yield "|---|---|---|---|---|"
+    steps, time = (leaders(rows, quantity, most=len(rows)) for quantity in ("steps", "time"))
+    for experiment, base in steps:
+        ranked = steps[experiment, base], time.get((experiment, base), ())
+        shown = (
+            [f"`{one.optimizer}` {one.iterations}" for one in ranked[0][:LEADERS]],
+            [f"`{one.optimizer}` {one.time}" for one in ranked[1][:LEADERS]],
+        )
+        places = (
+            f"{1 + [one.optimizer for one in order].index('mkor')} of {len(order)}"
+            for order in ranked
+            if any(one.optimizer == "mkor" for one in order)
+        )
+        yield f"| {NAMES[experiment]} | `{base}` | {' | '.join(', '.join(cell) for cell in (*shown, places))} |"
 
 
 def luck(results: pd.DataFrame) -> Iterator[str]:
@@ -132,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not file.is_file():
                 raise ConfigError(f"{file}: missing; run make field first")
         results, costs = (pd.read_csv(file) for file in tables.values())
+        fill(options.page, "leaders", lead(read_csv(tables["field_results"])))
         for label in dict.fromkeys(results["optimizer"]):
             fill(options.page, str(label), [text(results, costs, str(label))])
         fill(options.page, "luck", luck(results))

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import field_page
-from benchmarks.field_page import PAGE, luck, missed, text
+from benchmarks.field_page import PAGE, lead, luck, missed, text
 from tests.support.synthetic_field import write_field
 from workflow.bench.make_artefact import main as make_artefact
 from workflow.bench.plan.experiment_files import label_of
@@ -47,7 +47,7 @@ def test_every_label_searches_as_the_page_says(experiment):
 
 def test_every_label_has_its_place_on_the_page():
     page = PAGE.read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- end of (\w+) -->", page)) - {"missed", "luck"} == labels()
+    assert set(re.findall(r"<!-- end of (\w+) -->", page)) - {"missed", "luck", "leaders"} == labels()
     assert set(re.findall(r"^\*\*`(\w+)`\*\* ", page, re.MULTILINE)) == labels()
 
 
@@ -58,12 +58,28 @@ def test_the_tests_that_the_page_names_exist():
     assert {name for name in named if f"def {name}(" not in written} == set()
 
 
-def row(experiment: str, label: str, steps: tuple[float, float, float], **other: object) -> dict[str, object]:
+def row(experiment: str, label: str, steps: tuple[object, object, object], **other: object) -> dict[str, object]:
     """Return a row of field_results.csv."""
     names = ("steps / base", "steps / base, low", "steps / base, high")
     blank = dict.fromkeys(("time / base", "time / base, low", "time / base, high"))
     about = {"experiment": experiment, "optimizer": label, "base": "sgd"}
     return {**about, **blank, **dict(zip(names, steps, strict=True)), **other}
+
+
+def test_the_leaders_are_those_with_the_lowest_ratios_over_the_base_that_most_methods_have():
+    """Truth: by hand. Muon alone wraps nothing but AdamW here, and HyLo has no interval and no time."""
+    rows = [
+        row("field_alexnet", "mkor", ("0.9", "0.8", "1.1")),
+        row("field_alexnet", "muon", ("0.1", "0.1", "0.2"), base="adamw"),
+        row("field_alexnet", "hylo", ("0.7", "", "")),
+        row("field_alexnet", "sgd", ("", "", "")),
+    ]
+    of_time = dict(zip(("time / base", "time / base, low", "time / base, high"), ("1.4", "1.2", "1.6"), strict=True))
+    known = [
+        {key: str(value or "") for key, value in (one | (of_time if one is rows[0] else {})).items()} for one in rows
+    ]
+    _, _, line = lead(known)
+    assert line == "| AlexNet | `sgd` | `hylo` 0.7, `mkor` 0.9 [0.8, 1.1] | `mkor` 1.4 [1.2, 1.6] | 2 of 2, 1 of 1 |"
 
 
 def test_a_label_saves_and_loses_where_its_interval_lies_on_one_side_of_1():

@@ -225,28 +225,6 @@ def test_without_a_table_every_finding_is_left_out(tmp_path):
     )
 
 
-def test_findings_of_the_field():
-    def steps(label: str, *experiments: str) -> list[str]:
-        return [field(f"field_{experiment}", label).partition(" ")[0] for experiment in experiments]
-
-    def seconds(label: str) -> str:
-        return field("field_autoencoder", label, "time").partition(" ")[0]
-
-    three = ("autoencoder", "alexnet", "language_model")
-    mkor, both = steps("mkor", *three), steps("mkor_normalized", "autoencoder", "autoencoder_lamb", *three[1:])
-    nadamw, free, muon = (steps(label, *three) for label in ("nadamw", "schedule_free_adamw", "mkor_muon"))
-    for phrase in (
-        f"NadamW takes {seconds('nadamw')} of SGD's, schedule-free AdamW {seconds('schedule_free_adamw')}, MKOR "
-        f"{seconds('mkor')}",
-        f"MKOR {field('field_alexnet', 'mkor', 'time')}. ",
-        f"it saves steps in all four: {', '.join(both[:3])} and {both[3]}",
-        f"NadamW takes {nadamw[0]}, {nadamw[1]} and {nadamw[2]} of the base's steps",
-        f"schedule-free AdamW {free[0]}, {free[1]} and {free[2]}. MKOR takes {mkor[0]}, {mkor[1]} and {mkor[2]}",
-        f"MKOR-Muon takes {muon[0]}, {muon[1]} and {muon[2]} of Muon's steps",
-    ):
-        assert phrase in FIELD
-
-
 def test_the_page_of_the_field_is_filled_from_the_tables(tmp_path: Path):
     page = Path(shutil.copy(field_page.PAGE, tmp_path))
     assert field_page.main([str(FIELD_TABLES.parent), "--page", str(page)]) == 0

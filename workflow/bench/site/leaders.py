@@ -1,4 +1,4 @@
-"""The optimizers that need the fewest iterations on each workload of the field, for the site's first page."""
+"""The optimizers that need the fewest iterations or the least time on each workload of the field."""
 
 from __future__ import annotations
 
@@ -33,19 +33,21 @@ def own_base(rows: Iterable[Mapping[str, str]], experiment: str) -> str:
     return max(bases, key=bases.count)
 
 
-def leaders(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], Sequence[Leader]]:
-    """Return the leaders over each experiment's `own_base`, by both, the first with the fewest iterations.
+def leaders(
+    rows: Sequence[Mapping[str, str]], quantity: str = "steps", most: int = _FIRST
+) -> dict[tuple[str, str], Sequence[Leader]]:
+    """Return the leaders over each experiment's `own_base`, by both, the first with the lowest ratio.
 
-    rows: those of the table `FIELD`.
+    rows: those of the table `FIELD`; quantity: ``steps`` or ``time``; most: of an experiment.
     """
     bases = {experiment: own_base(rows, experiment) for experiment in dict.fromkeys(row["experiment"] for row in rows)}
     found: dict[tuple[str, str], list[tuple[float, Leader]]] = {}
     for row in rows:
-        key, ratio = (row["experiment"], row["base"]), float(row["steps / base"] or "nan")
+        key, ratio = (row["experiment"], row["base"]), float(row[f"{quantity} / base"] or "nan")
         if key in bases.items() and math.isfinite(ratio):
             leader = Leader(row["optimizer"], _text(row, "steps / base"), _text(row, "time / base"))
             found.setdefault(key, []).append((ratio, leader))
-    return {key: [leader for _, leader in sorted(of, key=itemgetter(0))[:_FIRST]] for key, of in found.items()}
+    return {key: [leader for _, leader in sorted(of, key=itemgetter(0))[:most]] for key, of in found.items()}
 
 
 def _text(row: Mapping[str, str], name: str) -> str:
