@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, get_args
 
-from workflow.bench.claims import DISPUTED
 from workflow.bench.claims.decision import Verdict
 from workflow.bench.costs import table as cost_table
 from workflow.bench.plan import REFERENCE, Plan
@@ -105,7 +104,6 @@ def reproduction(kept: Sequence[Reference]) -> str:
         references=kept,
         models=_models(first),
         verdicts={verdict: [counted(reference, verdict) for reference in kept] for verdict in get_args(Verdict)},
-        disputed=DISPUTED,
         stated=len(consistency),
         disagreeing=sum(row["agrees"].startswith("no") for row in consistency),
         seeds=max(seeds.values()),

@@ -31,7 +31,7 @@ from tests.support.synthetic_claims import (
 )
 from tests.support.synthetic_probes import step_time, write_probe
 from workflow.bench.analysis.estimates import Estimate, looks
-from workflow.bench.claims import DISPUTED, MARK, RULES, decide_all, published_sizes
+from workflow.bench.claims import RULES, decide_all, published_sizes
 from workflow.bench.claims.decision import Condition, Trained, all_of, parse_margin
 from workflow.bench.make_artefact import main
 from workflow.bench.plan.artefacts import describe, sources
@@ -131,17 +131,6 @@ def test_times_of_a_busy_machine_decide_nothing(root, tmp_path, probe, claims):
             decision = RULES[claim](Results(folder), conditions(claim))
             assert decision.verdict == ("not tested" if busy else "confirmed")
             assert ("took up to 52% of the cores in 2 of " in decision.why) is busy
-
-
-def test_a_disputed_verdict_has_a_mark_and_a_reason_where_people_read_and_none_where_programs_do(root, tmp_path):
-    claims_table.make(Results(root), tmp_path)
-    shown = (tmp_path / "claims.md").read_text()
-    assert set(re.findall(rf"^\| (C\d\d) \| [^|]+ {MARK} \|", shown, re.MULTILINE)) == set(DISPUTED)
-    for claim, why in DISPUTED.items():
-        assert f"- disputed: {why}\n" in shown.split(f"## {claim}")[1].split("## C")[0]
-    rows = read_csv(tmp_path / "claims.csv")
-    assert {row["id"]: row["disputed"] for row in rows if row["disputed"]} == DISPUTED
-    assert not any(MARK in row["verdict"] for row in rows)
 
 
 def test_where_everything_was_measured_only_the_claim_of_64_gpus_is_not_tested(table):

@@ -41,7 +41,7 @@ def claim(name: str, verdict: str, **more: str) -> dict[str, str]:
     keys = (
         *("id", "verdict", "claim", "proxy", "quantity", "unit", "threshold", "wording", "published"),
         *("measured", "interval", "measured_interval"),
-        *("confirmed_if", "published_inside", "smallest_visible", "seeds", "evidence", "why", "details", "disputed"),
+        *("confirmed_if", "published_inside", "smallest_visible", "seeds", "evidence", "why", "details"),
         *("source", "tier", "look", "data"),
     )
     row = dict.fromkeys(keys, "") | {"id": name, "verdict": verdict, "claim": f"claim {name}", "look": "1 of 1"}

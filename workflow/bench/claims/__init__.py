@@ -126,13 +126,6 @@ RULES: Final[Mapping[str, Rule]] = {
 }
 """The rule of each claim in ``workflow/paper/claims.csv``, with what it reads."""
 
-DISPUTED: Final[Mapping[str, str]] = {
-    "C02": "KFAC's damping was not tuned on BERT and MKOR-H had no trials there",
-}
-"""Why a reviewer could dispute the rule of a claim; the verdicts carry a mark until the rules are settled."""
-MARK: Final = "†"
-"""Follows a disputed verdict."""
-
 
 class Verdicts(NamedTuple):
     """The verdicts on all claims, in the paper's order."""
@@ -249,7 +242,6 @@ def _row(claim: Mapping[Hashable, Any], decision: Decision, results: Results) ->
         "evidence": evidence,
         "why": decision.why,
         "details": decision.details,
-        "disputed": DISPUTED.get(claim["id"], "") if is_tested else "",
         "source": claim["source"],
         "tier": tier if is_tested else "",
         "look": f"{results.look} of {results.looks}",

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple, cast
 
 from workflow.bench.analysis.wording import number
-from workflow.bench.claims import MARK, published_sizes
+from workflow.bench.claims import published_sizes
 from workflow.bench.claims.decision import Part, Verdict
 from workflow.bench.claims.proxies import proxies_of, worded
 from workflow.bench.plan.artefacts import describe
@@ -152,7 +152,7 @@ def about_claims(facts: Facts) -> Iterator[str]:
     """Yield the sentences above the table of claims."""
     folder = facts.evidence.relative_to(ROOT).as_posix()
     sentences = (
-        f"In the table a verdict names the proxy; {MARK} marks a rule that a reviewer could dispute.",
+        "In the table a verdict names the proxy.",
         f"Intervals, margins and reasons are in the reference's [claims.md]({folder}/tables/claims.md);",
         "[how to read a verdict](docs/results.md#how-to-read-a-verdict).",
         facts.note.strip(),
@@ -184,7 +184,7 @@ def claims_table(reference: Path) -> Iterator[str]:
             claim,
             proxy or "–",
             f"{quantity}: {measured}" if measured else "–",
-            f"{said} {MARK}" if row["disputed"] else said,
+            said,
         )
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

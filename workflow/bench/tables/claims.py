@@ -9,7 +9,7 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.finetuning_scores import PRETRAININGS
-from workflow.bench.claims import MARK, decide_all
+from workflow.bench.claims import decide_all
 from workflow.bench.claims.over_lamb import HORIZONS
 from workflow.bench.results.tables import Results
 from workflow.bench.support.files import write_atomically
@@ -66,20 +66,14 @@ def make(results: Results, folder: Path) -> list[Path]:
     all_runs = pd.concat([frame for frame in runs if not frame.empty] or runs[:1], ignore_index=True)
     table, parts = decide_all(results)
     counts = table["verdict"].value_counts()
-    disputed = table["disputed"].ne("")
     notes = [", ".join(f"{count} {verdict}" for verdict, count in counts.items())]
-    if disputed.any():
-        notes.append(f"{MARK}: the rule of this verdict is disputed, for the reason given below the table")
     absent = [name for name, frame in zip(EXPERIMENTS, runs, strict=True) if frame.empty and name not in OPTIONAL]
     absent += [f"probe {name}" for name in PROBES if not (results.root / "probes" / f"{name}.csv").exists()]
     title = "The paper's claims and their verdicts from these runs"
     about = caption(results, all_runs, notes=notes, absent=absent)
     write_atomically(folder / FURTHER[0], parts.to_csv(index=False))
     details = table.drop(columns=[*NARROW, "unit", "measured", "interval"])
-    shown = table.assign(
-        wording=table["wording"].mask(disputed, table["wording"] + f" {MARK}"),
-        quantity=table["quantity"] + " (" + table["unit"] + ")",
-    )
+    shown = table.assign(quantity=table["quantity"] + " (" + table["unit"] + ")")
     narrow = Narrow(shown[list(NARROW)].rename(columns=NARROW), details)
     files = write_table(table, folder, "claims", title=title, caption=about, narrow=narrow)
     return [*files, folder / FURTHER[0]]
