@@ -16,7 +16,7 @@ from tests.recomputation.reading import Folder, table
 
 def main() -> int:
     """Print the recomputed verdicts; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.recomputation", description="Recompute verdicts and list what differs.")
+    parser = argparse.ArgumentParser(prog="python -m tests.recomputation", description="Recompute verdicts.")
     parser.add_argument("folder", type=Path, help="results/<hardware>/<tier>, or a kept one below results/reference")
     root = parser.parse_args().folder
     recomputed = recompute(Folder.of(root))
