@@ -179,7 +179,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         if any(bars):
             columns[title] = bars
     if not columns:
-        raise NoDataError(f"no step time and no time to target in {results.root}: run make timing first.")
+        measure = f"python -m workflow.bench.timing --tier {results.root.name}"
+        raise NoDataError(f"no step time and no time to target in {results.root}: run {measure} first.")
     figure, shown = _draw_panels([machine.name for machine in machines], columns)
     timed = [time for time in targets if (time.configuration.experiment, time.configuration.workload) in _SHOWN]
     if measured := [time for time in timed if not time.projected]:
