@@ -11,7 +11,7 @@ from typing import Final
 from workflow.bench.plan import add_arguments, load_from
 from workflow.bench.results.costs import FILE, JobCost, logged_costs, read_costs, summed
 from workflow.bench.support.command_line import run_command, show
-from workflow.bench.support.config import ConfigError
+from workflow.bench.support.config import ConfigError, shown_path
 
 HEAD: Final = ("job", "runs", "core-seconds", "seconds alone", "peak MB")
 _SMALL: Final = 2
@@ -40,9 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_arguments(parser)
 
     def work(options: argparse.Namespace) -> None:
-        costs = read_costs(options.folder / FILE) if options.folder else list(logged_costs(load_from(options)))
-        if not costs:
-            raise ConfigError(f'folder = "{options.folder}": has no {FILE}; give a folder of results/reference')
+        if options.folder:
+            costs = read_costs(options.folder / FILE)
+            if not costs:
+                raise ConfigError(f'folder = "{options.folder}": has no {FILE}; give a folder of results/reference')
+        else:
+            plan = load_from(options)
+            costs = list(logged_costs(plan))
+            if all(cost.core_seconds is None and cost.seconds_alone is None for cost in costs):
+                raise ConfigError(f"no job of {shown_path(plan.results)} has logged its cost; run make reproduce first")
         show(table(costs))
 
     return run_command(parser, work, arguments)

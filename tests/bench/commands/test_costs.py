@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,12 @@ def test_costs_are_summed_by_experiment_and_probe(plan, capsys):
     assert "| one | 4 | 13 |  | 700 |" in said
     assert "| all | 5 | 19 | 30 | 700 |" in said
     assert "On 2 cores that is 0.7 minutes" in said
+
+
+def test_without_a_logged_job_the_command_says_so(plan, capsys):
+    shutil.rmtree(plan.results / "logs")
+    assert costs.main(options(plan.results.parents[2] / "config")) == 1
+    assert capsys.readouterr().err.endswith(" has logged its cost; run make reproduce first\n")
 
 
 def test_costs_are_kept_in_a_file(plan, tmp_path, capsys):
