@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.curves import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum
-from workflow.bench.analysis.time_to_target import reaching
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._panels import ROW_AT_EDGE, annotate, explain_empty
 from workflow.bench.results.tables import NoDataError
@@ -155,26 +154,3 @@ def write_beside(axes: Axes, row: float, text: str, header: str) -> None:
     annotate(axes, text, (1, row), ROW_AT_EDGE, xytext=(3, 0), color=style.SOFT)
     if header not in {written.get_text() for written in axes.texts}:
         annotate(axes, header, (1, 1), xytext=(3, 1.5), color=style.SOFT, va="bottom")
-
-
-def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]], scale: float) -> None:
-    """Draw one row per label: dots are runs, the marker is their estimate with its interval.
-
-    To the right stands how many of a label's runs reached the target, if not all of them.
-
-    Args:
-        axes: the panel.
-        took: time or steps to the target by label and seed, infinite for a run that never reached it.
-        scale: the unit of the axis.
-    """
-    for row, (label, unscaled) in enumerate(took.items()):
-        times = {seed: value / scale for seed, value in unscaled.items()}
-        summary = reaching(times)
-        if summary is None:
-            continue
-        reached = [value for value in times.values() if math.isfinite(value)]
-        draw_runs(axes, reached, row, label)
-        if math.isfinite(summary.took.value):
-            draw_estimate(axes, summary.took, row, label, runs=list(times.values()))
-        if summary.censored:
-            write_beside(axes, row, f"{summary.reached} of {summary.runs}", "reached")

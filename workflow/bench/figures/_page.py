@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final, Required, TypedDict
+from typing import Any, Final
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
@@ -22,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from workflow.bench.analysis import captions, looks
 from workflow.bench.analysis.descriptions import described
-from workflow.bench.analysis.estimates import Estimate, shown_level
+from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.figures import _style as style
 from workflow.bench.support.files import write_atomically
 
@@ -95,13 +94,6 @@ def bar_entry() -> Artist:
     return guide_entry(f"{shown_level()} interval", color="#777777", **look)
 
 
-def draw_bars(axes: Axes, places: Iterable[float], estimates: Iterable[Estimate], color: str) -> None:
-    """Draw the interval of each estimate that has one as a bar at its place on the horizontal axis."""
-    for place, found in zip(places, estimates, strict=True):
-        if found.has_interval:
-            axes.vlines(place, found.low, found.high, color=color, linewidth=1.4, alpha=0.5)
-
-
 def hollow_entry(name: str, marker: str = "o", **look: Any) -> Artist:
     """Return an entry with a hollow marker, by convention that of a published value."""
     return guide_entry(name, linestyle="none", marker=marker, markerfacecolor="none", **look)
@@ -112,24 +104,16 @@ def published_entry(name: str) -> Artist:
     return hollow_entry(name, markeredgewidth=1.1)
 
 
-class Texts(TypedDict, total=False):
-    """The texts of a figure, as `save` takes them."""
-
-    caption: Required[str]
-    message: str
-    reading: str
-
-
 def save(
     figure: Figure,
     folder: Path,
     name: str,
-    *,
     legend: Sequence[Artist],
     caption: str,
-    columns: int = 3,
     message: str = "",
     reading: str = "",
+    *,
+    columns: int = 3,
 ) -> list[Path]:
     """Add title, legend and two lines of caption to a figure, write it to ``folder`` and return its files.
 
@@ -139,9 +123,9 @@ def save(
         name: the name of the files, without a suffix.
         legend: the entries of the legend; without entries the figure has no legend.
         caption: one paragraph of plain text, for the site and the file ``.rst``; the picture has its first sentence.
-        columns: the most columns that the legend may have.
         message: what these data show, the title; without it the title of the description.
         reading: a sentence below the panels on how to read them.
+        columns: the most columns that the legend may have.
     """
     description = described(name)
     # The figure's number stands below the panels.

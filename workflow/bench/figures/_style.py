@@ -16,7 +16,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflow.bench.analysis.looks import STYLES, MethodStyle
+from workflow.bench.analysis.looks import MethodStyle
 
 WIDTH: Final = 5.5
 """Inches: the text width of a one-column paper."""
@@ -77,11 +77,6 @@ def seaborn_looks(looks: Mapping[str, MethodStyle]) -> dict[str, Any]:
         "markers": {name: look.marker for name, look in looks.items()},
         "dashes": {name: "" if look.line == "-" else look.line[1] for name, look in looks.items()},
     }
-
-
-def paper_name(optimizer: str) -> str:
-    """Return the name of a method of the paper's tables: the paper's own, but KFAC's as in the legend."""
-    return STYLES["kaisa"].name if optimizer.lower() == "kaisa" else optimizer
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -55,7 +55,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     ):
         axes.plot([15, 11, 11, 15], [top - 1, top - 1, bottom + 1, bottom + 1], color=SOFT, linewidth=0.8)
         remark(axes, 5, (top + bottom) / 2, text, size=7, rotation=90)
-    return save(figure, folder, "fig01_mkor_diagram", legend=[], caption=CAPTION, message=MESSAGE)
+    return save(figure, folder, "fig01_mkor_diagram", [], CAPTION, MESSAGE)
 
 
 def _statistics(axes: Axes, middle: float) -> None:

@@ -115,11 +115,7 @@ def _label(axes: Axes, shown: Sequence[PhaseBar], base_name: str) -> None:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the optimizer's phases of the average and of the refreshing step, by workload and number of workers.
-
-    Raises:
-        NoDataError: the probe step_breakdown has no rows.
-    """
+    """Draw the optimizer's phases of the average and of the refreshing step, by workload and number of workers."""
     rows = results.some_rows("step_breakdown")
     names = [name for name in WORKLOADS if name in set(rows["workload"])] or style.probed_workloads(rows)
     shown = rows[rows["workload"].isin(names)]
@@ -149,12 +145,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         notes.append(f"also timed, not drawn: {', '.join(not_drawn)}")
     absent = [f"{name} in probe step_breakdown" for name in WORKLOADS if name not in names]
     text = page.footer(results, shown, notes=notes, absent=absent)
-    texts: page.Texts = {
-        "caption": text,
-        "message": _message(shown, names),
-        "reading": f"{base_name}: the base optimizers alone." if base_name else "",
-    }
-    return page.save(figure, folder, "fig03_step_breakdown", legend=legend, **texts)
+    reading = f"{base_name}: the base optimizers alone." if base_name else ""
+    return page.save(figure, folder, "fig03_step_breakdown", legend, text, _message(shown, names), reading)
 
 
 def _message(shown: pd.DataFrame, names: Sequence[str]) -> str:

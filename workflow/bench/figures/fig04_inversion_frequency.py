@@ -34,11 +34,7 @@ Workloads without times and runs have no column.
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw (a) the mean iteration time and (b) the validation loss over the inverse update period, by workload.
-
-    Raises:
-        NoDataError: neither the probe nor one of the two experiments has results.
-    """
+    """Draw (a) the mean iteration time and (b) the validation loss over the inverse update period, by workload."""
     times = results.probe("iteration_time")
     paper = published("iteration_time_ms")
     metrics = {experiment: results.metrics(experiment) for experiment in EXPERIMENTS}
@@ -76,9 +72,10 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[1, 0].set_ylabel("(b) validation loss")
     legend = page.entries_of(labels)
     for name in paper["optimizer"].unique():
-        marker = looks.style_of(name.lower()).marker
-        legend.append(page.hollow_entry(f"{style.paper_name(name)}, published", marker))
-    dot = page.guide_entry("one run", marker=".", markersize=4, linestyle="none")
+        look = looks.style_of(name.lower())
+        # The paper's own name, but KFAC's as in the legend.
+        legend.append(page.hollow_entry(f"{look.name if name == 'KAISA' else name}, published", look.marker))
+    legend += [page.bar_entry(), page.guide_entry("one run", marker=".", markersize=4, linestyle="none")]
     notes = ["(a) " + _time_note(times), *page.precisions(times)] if not times.empty else []
     if steps:
         notes.append(f"(b) last evaluation at equal iterations: {', '.join(steps)}")
@@ -86,13 +83,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     absent += [experiment for experiment, frame in metrics.items() if frame.empty]
     runs = pd.concat([results.runs(experiment) for experiment in EXPERIMENTS], ignore_index=True)
     text = page.caption(results, runs, notes=notes, absent=absent)
-    entries = [*legend, page.bar_entry(), dot]
-    texts: page.Texts = {
-        "caption": text,
-        "message": _message(times),
-        "reading": "Hollow: as published, on the paper's GPUs.",
-    }
-    return page.save(figure, folder, "fig04_inversion_frequency", legend=entries, **texts)
+    reading = "Hollow: as published, on the paper's GPUs."
+    return page.save(figure, folder, "fig04_inversion_frequency", legend, text, _message(times), reading)
 
 
 def _message(times: pd.DataFrame) -> str:
@@ -150,16 +142,15 @@ def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
     finite = last[np.isfinite(last["value"].astype(float))]
     _draw_estimates(axes, finite, "x", "value", err_style="bars", err_kws={"elinewidth": 1.2})
     axes.set_ylabel("")
-    for (label, _), rows in finite.groupby(["optimizer", "x"]):
-        if len(rows) < median_minimum():
-            values = rows["value"].astype(float)
-            axes.plot(rows["x"], values, ".", color=looks.style_of(str(label)).color, markersize=4, alpha=0.7)
-    for (label, _), rows in last.groupby(["optimizer", "x"]):
-        failed = int((rows["value"] == math.inf).sum())
-        if failed:
-            look: dict[str, Any] = {"ha": "center", "va": "top", "color": looks.style_of(str(label)).color}
+    for (label, x), rows in last.groupby(["optimizer", "x"]):
+        color, values = looks.style_of(str(label)).color, rows["value"].astype(float)
+        ended = values[np.isfinite(values)]
+        if len(ended) < median_minimum():
+            axes.plot([x] * len(ended), ended, ".", color=color, markersize=4, alpha=0.7)
+        if failed := int((values == math.inf).sum()):
+            look: dict[str, Any] = {"ha": "center", "va": "top", "color": color, "rotation": 90}
             text = f"× {failed} of {len(rows)} failed"
-            panels.annotate(axes, text, (rows["x"].iloc[0], 0.98), ("data", "axes fraction"), rotation=90, **look)
+            panels.annotate(axes, text, (float(str(x)), 0.98), ("data", "axes fraction"), **look)
 
 
 def _time_note(times: pd.DataFrame) -> str:

@@ -43,11 +43,7 @@ def _draw(axes: Axes, errors: pd.DataFrame) -> None:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the relative errors of all layers, iterations and seeds by workload, side and approximation.
-
-    Raises:
-        NoDataError: the probe rank1_error has no rows.
-    """
+    """Draw the relative errors of all layers, iterations and seeds by workload, side and approximation."""
     rows = results.some_rows("rank1_error")
     names = style.probed_workloads(rows)
     figure, axes = style.new_figure(1, len(names), height=2.6, sharey=True)
@@ -70,8 +66,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     )
     text = caption(results, rows, note)
     reading = "Every layer, iteration and seed is a dot; an error of 1 is that of the zero matrix."
-    texts: page.Texts = {"caption": text, "message": message(rows), "reading": reading}
-    return page.save(figure, folder, "fig05_rank1_error", legend=legend, columns=2, **texts)
+    return page.save(figure, folder, "fig05_rank1_error", legend, text, message(rows), reading, columns=2)
 
 
 def message(rows: pd.DataFrame) -> str:

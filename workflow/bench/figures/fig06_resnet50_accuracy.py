@@ -65,11 +65,7 @@ def _columns(accuracies: pd.DataFrame, paper: pd.DataFrame, base: str) -> tuple[
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw validation accuracy over epochs and time, and each label's epochs and time to the target over the base's.
-
-    Raises:
-        NoDataError: no run has a validation accuracy.
-    """
+    """Draw validation accuracy over epochs and time, and each label's epochs and time to the target over the base's."""
     measured = timed(StepTimes(results.probe("step_time")), results.runs(EXPERIMENT), results.metrics(EXPERIMENT))
     runs = measured.runs
     accuracies = panels.ended(measured.metrics, "validation", "accuracy")
@@ -104,9 +100,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     text = page.caption(results, runs, notes=notes)
     reading = "Below: left of 1 is faster; dots are runs, hollow the paper's ratio."
     title = _message(runs, ratios, base)
-    return page.save(
-        figure, folder, "fig06_resnet50_accuracy", legend=legend, caption=text, message=title, reading=reading
-    )
+    return page.save(figure, folder, "fig06_resnet50_accuracy", legend, text, title, reading)
 
 
 def _message(runs: pd.DataFrame, ratios: Mapping[Literal["steps", "seconds"], Mapping[str, float]], base: str) -> str:
@@ -159,6 +153,5 @@ def _draw_ratios(
         if label != base and label in PAPER and base in published_values:
             hollow = published_values[label] / published_values[base]
             axes.plot(hollow, row - 0.22, marker="o", color=style.GUIDE, markerfacecolor="none", markersize=4)
-    low, high = axes.get_xlim()
-    panels.fixed_ticks(axes.xaxis, [tick for tick in (0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5) if low < tick < high])
+    panels.fixed_ticks(axes.xaxis, (0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5))
     return drawn

@@ -55,11 +55,7 @@ def resolved(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the condition number over iterations, by workload and kind of factor.
-
-    Raises:
-        NoDataError: the probe spectra has no rows.
-    """
+    """Draw the condition number over iterations, by workload and kind of factor."""
     return draw(results, folder, "fig08_kfac_spectra", _SHOWN, height=2.2)
 
 
@@ -89,8 +85,8 @@ def draw(results: Results, folder: Path, name: str, shown: Sequence[str], height
         legend.append(page.guide_entry("remaining weight of the identity", **look))
     message = _message(rows, singular) if tuple(shown) == _SHOWN else ""
     reading = "Thin lines are layers, thick ones their median."
-    texts: page.Texts = {"caption": page.footer(results, rows, notes=notes), "message": message, "reading": reading}
-    return page.save(figure, folder, name, legend=legend, columns=2, **texts)
+    text = page.footer(results, rows, notes=notes)
+    return page.save(figure, folder, name, legend, text, message, reading, columns=2)
 
 
 def _message(rows: pd.DataFrame, singular: pd.DataFrame) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -13,8 +12,8 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _projected as model
 from workflow.bench.figures import _style as style
+from workflow.bench.figures import fig09_model_appendix as model
 from workflow.bench.results.tables import Results
 
 PROBES = ("sharding",)
@@ -29,18 +28,22 @@ _GAP: Final = 0.5
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the memory of a rank, and the bytes that it sends in a step.
-
-    Raises:
-        NoDataError: the probe sharding has no rows.
-    """
+    """Draw the memory of a rank, and the bytes that it sends in a step."""
     rows = results.some_rows("sharding")
     figure, (axes,) = style.new_figure(1, 2, height=2.3)
-    legend = page.entries_of(_draw_ranks(axes, rows), linestyle="none")
+    for panel, name, table in zip(
+        axes, ("memory per rank", "bytes per rank and step"), (memory(rows), sent(rows)), strict=True
+    ):
+        _draw(panel, table)
+        panel.set(ylabel=name, title="measured, and by formula")
+        panels.byte_axis(panel)
+        low, high = panel.get_ylim()
+        panel.set_ylim(low / (high / low) ** 0.12, high)  # space for the words at the bottom
+    legend = page.entries_of(map(model.variant_of, rows["optimizer"]), linestyle="none")
     legend.append(page.guide_entry("formula", linewidth=0.8, linestyle=style.MODEL_LINE))
-    text = page.footer(results, rows, notes=_notes_on_ranks(rows))
+    text = page.footer(results, rows, notes=_notes(rows))
     reading = "Of the rank with most. DDP: whole parameters; sharded: cut by fully_shard."
-    return page.save(figure, folder, "fig09_ranks_appendix", legend=legend, caption=text, reading=reading)
+    return page.save(figure, folder, "fig09_ranks_appendix", legend, text, reading=reading)
 
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
@@ -62,19 +65,7 @@ def sent(rows: pd.DataFrame) -> pd.DataFrame:
     return mean.groupby(["optimizer", "workers"])[columns].max().reset_index()
 
 
-def _draw_ranks(axes: np.ndarray, rows: pd.DataFrame) -> set[str]:
-    """Draw memory and bytes of a rank, and return the labels of the looks."""
-    tables = {"memory per rank": memory(rows), "bytes per rank and step": sent(rows)}
-    for panel, (name, table) in zip(axes, tables.items(), strict=True):
-        _draw_rank(panel, table)
-        panel.set(ylabel=name, title="measured, and by formula")
-        panels.byte_axis(panel)
-        low, high = panel.get_ylim()
-        panel.set_ylim(low / (high / low) ** 0.12, high)  # space for the words at the bottom
-    return {model.variant_of(str(label)) for label in rows["optimizer"]}
-
-
-def _draw_rank(axes: Axes, table: pd.DataFrame) -> None:
+def _draw(axes: Axes, table: pd.DataFrame) -> None:
     """Draw measured values as markers and formulas as dashed lines, first of DDP and then of sharded training."""
     workers = sorted(table["workers"].unique())
     labels = looks.in_order({model.variant_of(str(label)) for label in table["optimizer"]})
@@ -94,7 +85,7 @@ def _draw_rank(axes: Axes, table: pd.DataFrame) -> None:
         panels.annotate(axes, name, at, ("data", "axes fraction"), **text)
 
 
-def _notes_on_ranks(rows: pd.DataFrame) -> list[str]:
+def _notes(rows: pd.DataFrame) -> list[str]:
     """Return the caption's sentences on memory and bytes of a rank."""
     checked = rows[rows["computed_bytes"].notna()]
     exact = int((checked["bytes"] == checked["computed_bytes"]).sum())

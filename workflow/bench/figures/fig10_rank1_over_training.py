@@ -33,11 +33,7 @@ def _draw(axes: Axes, errors: pd.DataFrame) -> None:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the mean error over iterations by workload (columns) and side (rows).
-
-    Raises:
-        NoDataError: the probe rank1_error has no rows.
-    """
+    """Draw the mean error over iterations by workload (columns) and side (rows)."""
     rows = results.some_rows("rank1_error")
     names = style.probed_workloads(rows)
     figure, axes = style.new_figure(len(SIDES), len(names), height=3.6, sharex="col", sharey=True)
@@ -53,12 +49,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     if rows["seed"].nunique() > 1:
         legend.append(page.guide_entry("mean of one seed", linewidth=0.5))
     text = caption(results, rows, "relative Frobenius error; lines: mean over layers and seeds")
-    texts: page.Texts = {
-        "caption": text,
-        "message": _message(rows),
-        "reading": "Lines: mean over layers and seeds; 1: no better than nothing.",
-    }
-    return page.save(figure, folder, "fig10_rank1_over_training", legend=legend, columns=2, **texts)
+    reading = "Lines: mean over layers and seeds; 1: no better than nothing."
+    return page.save(figure, folder, "fig10_rank1_over_training", legend, text, _message(rows), reading, columns=2)
 
 
 def _message(rows: pd.DataFrame) -> str:

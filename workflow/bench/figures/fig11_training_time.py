@@ -171,17 +171,12 @@ def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, st
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw training loss over training seconds, and MKOR's speedups to equal training accuracy, by experiment.
-
-    Raises:
-        NoDataError: no experiment has a training loss.
-    """
+    """Draw training loss over training seconds, and MKOR's speedups to equal training accuracy, by experiment."""
     losses = read(results, "loss")
     accuracies = read(results, "accuracy", required=False)
     measured = {name: contests(of_name.runs, of_name.metrics) for name, of_name in accuracies.items()}
     paper = published("training_speedups")
     figure, axes = style.new_figure(2, len(losses), height=3.9, height_ratios=(1.4, 1))
-    limits = _limits([contest for by_pair in measured.values() for contest in by_pair.values()])
     without: list[str] = []
     for (upper, lower), (name, experiment) in zip(axes.T, losses.items(), strict=True):
         if not begin_panel(upper, name, experiment, "training loss"):
@@ -196,37 +191,28 @@ def make(results: Results, folder: Path) -> list[Path]:
             continue
         speedups = paper[paper["experiment"] == IN_THE_PAPER[name]].set_index("baseline")["speedup"]
         _draw_contests(lower, measured[name], speedups)
-        _finish(lower, limits)
     axes[0, 0].set_ylabel("training loss")
-    _name_rows([panel for panel in axes[1] if panel.figure is not None])
+    shown = [contest for by_pair in measured.values() for contest in by_pair.values()]
+    _finish([panel for panel in axes[1] if panel.figure is not None], _limits(shown))
     legend = panels.curve_entries([experiment.metrics for experiment in losses.values()], MARKED)
     if len(without) < len(losses):
         legend.append(page.published_entry("published (paper's models and GPUs)"))
     notes = [_NOTES[0], _level_note(losses), _NOTES[1]]
     notes += [f"no pair of runs that both reached equal training accuracy: {', '.join(without)}"] if without else []
-    texts: page.Texts = {
-        "caption": caption(results, losses, notes),
-        "message": _message(measured, losses),
-        "reading": "Below: right of 1 MKOR is faster. Thin lines: runs of SGD and MKOR.",
-    }
-    return page.save(figure, folder, "fig11_training_time", legend=legend, **texts)
+    text = caption(results, losses, notes)
+    reading = "Below: right of 1 MKOR is faster. Thin lines: runs of SGD and MKOR."
+    return page.save(figure, folder, "fig11_training_time", legend, text, _message(measured, losses), reading)
 
 
-def _finish(axes: Axes, limits: tuple[float, float]) -> None:
-    """Set the axes of a panel of contests."""
-    axes.set_ylim(len(RIVALS) - 0.5, -0.5)
-    axes.grid(axis="y", visible=False)
-    axes.set_xscale("log")
-    axes.set_xlim(limits)
-    ticks = [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
-    panels.fixed_ticks(axes.xaxis, ticks)
-
-
-def _name_rows(axes: Sequence[Axes]) -> None:
-    """Name the rivals at the left of the first panel of contests, and the quantity below the one in the middle."""
+def _finish(axes: Sequence[Axes], limits: tuple[float, float]) -> None:
+    """Set the axes of the panels of contests; the first names the rivals, the one in the middle the quantity."""
     for panel in axes:
-        names = [looks.style_of(label).name for label in RIVALS] if panel is axes[0] else [""] * len(RIVALS)
-        panel.set_yticks(range(len(RIVALS)), names, fontsize=7)
+        forest.name_rows(panel, [looks.style_of(label).name if panel is axes[0] else "" for label in RIVALS])
+        panel.set_ylim(len(RIVALS) - 0.5, -0.5)
+        panel.set_xscale("log")
+        panel.set_xlim(limits)
+        ticks = [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
+        panels.fixed_ticks(panel.xaxis, ticks)
     if axes:
         axes[(len(axes) - 1) // 2].set_xlabel("rival's time ÷ MKOR's\nto equal training accuracy")
 

@@ -32,11 +32,7 @@ _NOTES: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw loss over iterations, and the paired final differences from the base optimizer, by workload.
-
-    Raises:
-        NoDataError: no run of update_rules has a validation loss.
-    """
+    """Draw loss over iterations, and the paired final differences from the base optimizer, by workload."""
     runs, metrics = results.runs("update_rules"), results.metrics("update_rules")
     losses = panels.ended(metrics, "validation", "loss")
     if losses.empty:
@@ -57,12 +53,10 @@ def make(results: Results, folder: Path) -> list[Path]:
         if lower is not axes[1, 0]:
             lower.set_yticklabels([])
     axes[0, 0].set_ylabel("validation loss")
-    texts: page.Texts = {
-        "caption": page.caption(results, runs, notes=_NOTES),
-        "message": message(compared, of_workload),
-        "reading": "Below: dots are seeds; left of 0 is better than the base optimizer.",
-    }
-    return page.save(figure, folder, "fig13_update_rules", legend=panels.curve_entries([shown]), **texts)
+    text = page.caption(results, runs, notes=_NOTES)
+    title = message(compared, of_workload)
+    reading = "Below: dots are seeds; left of 0 is better than the base optimizer."
+    return page.save(figure, folder, "fig13_update_rules", panels.curve_entries([shown]), text, title, reading)
 
 
 def message(losses: Mapping[str, pd.DataFrame], runs: Mapping[str, pd.DataFrame]) -> str:

@@ -39,11 +39,7 @@ def _name_slopes(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the times of both parts and of copying a matrix over the width, on logarithmic axes.
-
-    Raises:
-        NoDataError: the probe cost_scaling has no rows.
-    """
+    """Draw the times of both parts and of copying a matrix over the width, on logarithmic axes."""
     rows = results.some_rows("cost_scaling")
     figure, (axes,) = style.new_figure(1, len(PARTS), height=3.0, sharey=True)
     for panel, (part, title) in zip(axes, PARTS.items(), strict=True):
@@ -75,8 +71,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         notes.append(f"timed only once, because slow: {once}")
     text = page.footer(results, rows, notes=notes)
     reading = "Right of the curves: exponent of the power of the width fitted to each."
-    texts: page.Texts = {"caption": text, "message": _message(rows), "reading": reading}
-    return page.save(figure, folder, "fig14_cost_scaling", legend=legend, columns=2, **texts)
+    return page.save(figure, folder, "fig14_cost_scaling", legend, text, _message(rows), reading, columns=2)
 
 
 def _message(rows: pd.DataFrame) -> str:

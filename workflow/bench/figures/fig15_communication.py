@@ -64,11 +64,7 @@ def _entry(sent: pd.DataFrame, label: str) -> Artist:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the bytes over the width at the largest number of workers, and over workers at the largest width.
-
-    Raises:
-        NoDataError: the probe communication has no rows.
-    """
+    """Draw the bytes over the width at the largest number of workers, and over workers at the largest width."""
     rows = results.some_rows("communication")
     sent = of_update(rows)
     workers, width = sent["workers"].max(), sent["dimension"].max()
@@ -95,8 +91,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         notes.append(f"not in Table 1: {', '.join(looks.style_of(label).name for label in without)}")
     text = page.footer(results, rows, notes=notes)
     reading = "Filled: counted; smaller markers lie on larger ones of methods that send the same."
-    texts: page.Texts = {"caption": text, "message": _message(at_workers), "reading": reading}
-    return page.save(figure, folder, "fig15_communication", legend=legend, columns=2, **texts)
+    return page.save(figure, folder, "fig15_communication", legend, text, _message(at_workers), reading, columns=2)
 
 
 def _message(sent: pd.DataFrame) -> str:

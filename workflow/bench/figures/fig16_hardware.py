@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -83,16 +83,11 @@ class HardwareRows:
         self.end = height - 0.8
 
 
-def _target_bars(times: Sequence[TargetTime], experiment: str, workloads: Collection[str]) -> list[RatioBar]:
-    """Return the times to target of an experiment on some workloads."""
-    bars = []
-    for time in times:
-        if time.configuration.experiment == experiment and time.configuration.workload in workloads:
-            reached, runs = time.iterations.reached, time.iterations.runs
-            remark = f"{reached} of {runs}" if reached < runs else ""
-            target, label = time.configuration.target.describe(), time.configuration.optimizer
-            bars.append(RatioBar(time.machine, label, time.seconds, time.by_run, time.projected, remark, target))
-    return bars
+def _target_bar(time: TargetTime) -> RatioBar:
+    reached, runs = time.iterations.reached, time.iterations.runs
+    remark = f"{reached} of {runs}" if reached < runs else ""
+    target, label = time.configuration.target.describe(), time.configuration.optimizer
+    return RatioBar(time.machine, label, time.seconds, time.by_run, time.projected, remark, target)
 
 
 def _draw(axes: Axes, bars: Sequence[RatioBar], rows: HardwareRows) -> None:
@@ -156,18 +151,18 @@ def _draw_bar(axes: Axes, bar: RatioBar, place: float, scale: float, end: float)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw step times above and times to target below, one column per model, with machines as groups of bars.
-
-    Raises:
-        NoDataError: no machine has a step time or a time to target of these models.
-    """
+    """Draw step times above and times to target below, one column per model, with machines as groups of bars."""
     machines, notes = comparison.gather(results)
     steps = [time for machine in machines for time in machine.step_times()]
     # All bars come from one probe: step_breakdown waits after each phase and iteration_time does not, so that their
     # times cannot be compared.
     probe = "step_breakdown" if any(time.probe == "step_breakdown" for time in steps) else "iteration_time"
     steps = [time for time in steps if time.probe == probe and (math.isnan(time.period) or time.period == _PERIOD)]
-    targets = comparison.target_times(machines)
+    targets = [
+        time
+        for time in comparison.target_times(machines)
+        if (time.configuration.experiment, time.configuration.workload) in _SHOWN
+    ]
     columns: dict[str, tuple[list[RatioBar], list[RatioBar]]] = {}
     for title, (model, experiment, workloads) in MODELS.items():
         of_steps = [
@@ -175,14 +170,17 @@ def make(results: Results, folder: Path) -> list[Path]:
             for time in steps
             if time.workload == model
         ]
-        bars = of_steps, _target_bars(targets, experiment, workloads)
-        if any(bars):
-            columns[title] = bars
+        of_targets = [
+            _target_bar(time)
+            for time in targets
+            if time.configuration.experiment == experiment and time.configuration.workload in workloads
+        ]
+        if of_steps or of_targets:
+            columns[title] = of_steps, of_targets
     if not columns:
         raise NoDataError(f"no step time and no time to target in {results.root}: run make timing first.")
     figure, shown = _draw_panels([machine.name for machine in machines], columns)
-    timed = [time for time in targets if (time.configuration.experiment, time.configuration.workload) in _SHOWN]
-    if measured := [time for time in timed if not time.projected]:
+    if measured := [time for time in targets if not time.projected]:
         notes.append(comparison.note_on_times(measured, looks.workload_name))
     notes += [*comparison.describe(machines, EXPERIMENTS), *_notes(shown)]
     runs, absent = pd.DataFrame(), []
@@ -192,12 +190,10 @@ def make(results: Results, folder: Path) -> list[Path]:
             runs = runs[[pair in _SHOWN for pair in zip(runs["experiment"], runs["workload"], strict=True)]]
         absent = [name for name in EXPERIMENTS if own.runs(name).empty]
         absent += [f"probe {name}" for name in PROBES if not (own.root / "probes" / f"{name}.csv").exists()]
-    texts: page.Texts = {
-        "caption": page.caption(results, runs, notes=notes, absent=absent),
-        "message": _message([bars for bars, _ in columns.values()], len(machines)),
-        "reading": "Above: a step with a refresh in ten; below: time to the target.",
-    }
-    return page.save(figure, folder, "fig16_hardware", legend=_entries(shown), columns=4, **texts)
+    text = page.caption(results, runs, notes=notes, absent=absent)
+    message = _message([bars for bars, _ in columns.values()], len(machines))
+    reading = "Above: a step with a refresh in ten; below: time to the target."
+    return page.save(figure, folder, "fig16_hardware", _entries(shown), text, message, reading, columns=4)
 
 
 def _message(steps: Sequence[Sequence[RatioBar]], machines: int) -> str:

@@ -39,11 +39,7 @@ ROUNDING: Final = 1e-16
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the changes of direction over iterations by workload, and below the variants' final losses.
-
-    Raises:
-        NoDataError: the probe factors has no rows.
-    """
+    """Draw the changes of direction over iterations by workload, and below the variants' final losses."""
     rows = results.some_rows("factors")
     (experiment,) = EXPERIMENTS
     runs, losses = results.runs(experiment), panels.losses_to_compare(results.metrics(experiment))
@@ -81,12 +77,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         text = page.caption(results, runs, notes=[*page.precisions(rows), *notes])
     else:
         text = page.footer(results, rows, notes=notes)
-    texts: page.Texts = {
-        "caption": text,
-        "message": _message(rows),
-        "reading": "Above: how far one side alone turns the gradient.",
-    }
-    return page.save(figure, folder, "fig18_factors", legend=entries(), columns=2, **texts)
+    reading = "Above: how far one side alone turns the gradient."
+    return page.save(figure, folder, "fig18_factors", entries(), text, _message(rows), reading, columns=2)
 
 
 def _message(rows: pd.DataFrame) -> str:

@@ -18,11 +18,7 @@ _LARGEST: Final = (0, (1, 1.2))
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the smallest, the median and the largest eigenvalue over iterations by workload.
-
-    Raises:
-        NoDataError: the probe factors has no rows.
-    """
+    """Draw the smallest, the median and the largest eigenvalue over iterations by workload."""
     rows = results.some_rows("factors")
     names = style.probed_workloads(rows)
     figure, (axes,) = style.new_figure(1, len(names), height=2.4, sharey="row")
@@ -44,8 +40,6 @@ def make(results: Results, folder: Path) -> list[Path]:
         page.guide_entry("largest eigenvalue, of all", linestyle=_LARGEST, linewidth=1.2),
     ]
     note = "thin lines: smallest eigenvalues of layers, thick lines: their median; all factors follow one training"
-    texts: page.Texts = {
-        "caption": page.footer(results, rows, notes=[note]),
-        "reading": "With markers: smallest eigenvalues, thin lines are layers, thick ones their median.",
-    }
-    return page.save(figure, folder, "fig18_spectra_appendix", legend=legend, columns=2, **texts)
+    text = page.footer(results, rows, notes=[note])
+    reading = "With markers: smallest eigenvalues, thin lines are layers, thick ones their median."
+    return page.save(figure, folder, "fig18_spectra_appendix", legend, text, reading=reading, columns=2)

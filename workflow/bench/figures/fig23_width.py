@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from matplotlib.axes import Axes
 
@@ -19,7 +19,7 @@ from workflow.bench.results.tables import Results
 EXPERIMENTS = ("width",)
 
 _APART: Final = 0.035
-"""The distance of two labels at one width, in the logarithm of the width, so that their intervals do not cover."""
+"""The distance of two labels at one width, in the logarithm of the width."""
 _PREDICTED: Final = 0.16
 """The distance of a predicted value from the held-out width, in the logarithm of the width."""
 _ROW: Final = 0.19
@@ -35,11 +35,7 @@ _NOTES: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw speedups over the width at the final quality and over the sweep, and below their slopes.
-
-    Raises:
-        NoDataError: there are no runs to compare.
-    """
+    """Draw speedups over the width at the final quality and over the sweep, and below their slopes."""
     found = widths(results)
     labels = looks.in_order(found.labels)
     below = _ROW * len(labels)
@@ -53,12 +49,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = [*page.entries_of(labels), page.hollow_entry("predicted"), page.bar_entry()]
     notes = [*_NOTES, *sentences(found, lambda label: looks.style_of(label).name)]
     text = page.caption(results, found.runs, notes=notes, summarized=False)
-    texts: page.Texts = {
-        "caption": text,
-        "message": _message(found),
-        "reading": "Hollow: what the smaller widths predict.",
-    }
-    return page.save(figure, folder, "fig23_width", legend=legend, **texts)
+    reading = "Hollow: what the smaller widths predict."
+    return page.save(figure, folder, "fig23_width", legend, text, _message(found), reading)
 
 
 def _message(found: Widths) -> str:
@@ -75,17 +67,11 @@ def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.axhline(1, color=style.GUIDE, linewidth=0.8)
-    for index, label in enumerate(labels):
-        place = math.exp(_APART * (index - (len(labels) - 1) / 2))
-        look, speedups = looks.style_of(label), found.speedups(label, where)
-        line: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4}
-        x = [place * width for width in speedups]
-        axes.plot(x, [one.value for one in speedups.values()], linestyle=look.line, linewidth=1.1, **line)
-        page.draw_bars(axes, x, speedups.values(), look.color)
+    for label, place in panels.places_beside(labels, _APART).items():
+        panels.draw_estimates(axes, found.speedups(label, where), label, place)
         if (extrapolated := found.extrapolated(label, where)) is not None:
-            at = place * max(found.sweeps) * math.exp(_PREDICTED)
-            axes.plot(at, extrapolated.predicted.value, linestyle="none", markerfacecolor="white", **line)
-            page.draw_bars(axes, [at], [extrapolated.predicted], look.color)
+            hollow = {max(found.sweeps) * math.exp(_PREDICTED): extrapolated.predicted}
+            panels.draw_estimates(axes, hollow, label, place, linestyle="none", markerfacecolor="white")
     panels.fixed_ticks(axes.xaxis, found.sweeps)
     axes.set_xlabel("width")
 

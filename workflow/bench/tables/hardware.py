@@ -72,11 +72,7 @@ def _target_rows(targets: Sequence[TargetTime]) -> Iterator[dict[str, Any]]:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write step times, then times to target; the machines of one setting stand next to each other.
-
-    Raises:
-        NoDataError: no machine has a step time or a run.
-    """
+    """Write step times, then times to target; the machines of one setting stand next to each other."""
     machines, notes = comparison.gather(results)
     targets = comparison.target_times(machines)
     table = pd.DataFrame([*_step_rows(machines), *_target_rows(targets)], columns=list(COLUMNS))

@@ -110,11 +110,7 @@ def _rows(probes: Mapping[str, pd.DataFrame]) -> Iterator[dict[str, Any]]:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per optimizer that any of the probes measured; those that only the paper has come last.
-
-    Raises:
-        NoDataError: none of the probes has run.
-    """
+    """Write one row per optimizer that any of the probes measured; those that only the paper has come last."""
     probes = {name: results.probe(name) for name in PROBES}
     measured = {name: rows for name, rows in probes.items() if not rows.empty}
     if not measured:

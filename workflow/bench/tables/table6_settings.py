@@ -113,9 +113,6 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Write the settings of every model of the tier and of the paper; one that only the paper has lacks our columns.
 
     Sizes need neither data nor a GPU: a model that was not trained has no examples and no hardware here.
-
-    Raises:
-        NoDataError: the probe of sizes has not run.
     """
     sizes = results.some_rows("sizes")
     frames = [results.runs(experiment) for experiment in results.experiments()]

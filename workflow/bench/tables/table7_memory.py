@@ -95,11 +95,7 @@ def _rows(workload: str, memory: pd.DataFrame, paper: pd.DataFrame) -> Iterator[
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per workload and optimizer.
-
-    Raises:
-        NoDataError: the probe has not run.
-    """
+    """Write one row per workload and optimizer."""
     memory = results.some_rows("memory")
     paper = published("memory_gb")
     rows = [
