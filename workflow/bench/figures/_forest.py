@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.curves import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum
-from workflow.bench.figures import _style as style
+from workflow.bench.figures import _page as page
 from workflow.bench.figures._panels import ROW_AT_EDGE, annotate, explain_empty
 from workflow.bench.results.tables import NoDataError
 
@@ -98,12 +98,12 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
         explain_empty(axes, str(error))
         return
     assert base is not None
-    axes.axvline(0, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(0, color=page.GUIDE, linewidth=0.8)
     centers, runs = [0.0], {}
     for row, label in enumerate(labels):
         if label not in changes:
             white = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-            annotate(axes, "not run", (0.97, row), ROW_AT_EDGE, ha="right", color=style.SOFT, bbox=white)
+            annotate(axes, "not run", (0.97, row), ROW_AT_EDGE, ha="right", color=page.SOFT, bbox=white)
             continue
         finite = [value for value in changes[label] if math.isfinite(value)]
         if label == base:  # its difference from itself, as the scale of the others
@@ -141,16 +141,13 @@ def _draw_inside(axes: Axes, values: Sequence[float], row: float, label: str) ->
     low, high = axes.get_xlim()
     draw_runs(axes, [value for value in values if low <= value <= high], row, label)
     look: dict[str, Any] = {"color": looks.style_of(label).color, "linestyle": "none", "markersize": 3.5}
-    for edge, marker, outside in (
-        (low, "<", any(value < low for value in values)),
-        (high, ">", any(value > high for value in values)),
-    ):
-        if outside:
+    for edge, marker, is_beyond in ((low, "<", min(values) < low), (high, ">", max(values) > high)):
+        if is_beyond:
             axes.plot(edge, row + 0.26, marker=marker, zorder=5, clip_on=False, **look)
 
 
 def write_beside(axes: Axes, row: float, text: str, header: str) -> None:
     """Write a text to the right of a row, outside of the panel, and once the header above all of them."""
-    annotate(axes, text, (1, row), ROW_AT_EDGE, xytext=(3, 0), color=style.SOFT)
+    annotate(axes, text, (1, row), ROW_AT_EDGE, xytext=(3, 0), color=page.SOFT)
     if header not in {written.get_text() for written in axes.texts}:
-        annotate(axes, header, (1, 1), xytext=(3, 1.5), color=style.SOFT, va="bottom")
+        annotate(axes, header, (1, 1), xytext=(3, 1.5), color=page.SOFT, va="bottom")

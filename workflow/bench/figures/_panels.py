@@ -19,7 +19,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.curves import curve
 from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_level
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _style as style
 from workflow.bench.results.columns import ENDED
 
 ROW_AT_EDGE: Final = ("axes fraction", "data")
@@ -43,7 +42,7 @@ def explain_empty(axes: Axes, reason: str, *, width: int = 34) -> None:
     """Write into an empty panel why it is empty, in lines of at most ``width`` characters."""
     white: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
     lines = "\n".join(textwrap.wrap(reason, width))
-    annotate(axes, lines, (0.5, 0.5), ha="center", fontsize=7, color=style.SOFT, bbox=white)
+    annotate(axes, lines, (0.5, 0.5), ha="center", fontsize=7, color=page.SOFT, bbox=white)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.grid(visible=False)
@@ -178,7 +177,7 @@ def targets(runs: pd.DataFrame, split: str, metric: str) -> list[float]:
 
 def time_scale(metrics: pd.DataFrame) -> tuple[float, str]:
     """Return the unit in which the training time of ``metrics`` is easy to read: its seconds, and its symbol."""
-    return style.time_unit(max(float(metrics["train_seconds"].max()), 1.0))
+    return page.time_unit(max(float(metrics["train_seconds"].max()), 1.0))
 
 
 def draw_curves(
@@ -235,7 +234,7 @@ def draw_curves(
     for label, rows in by_label.items():
         _mark_failures(axes, rows, looks.style_of(label).color)
     for goal in goals:
-        axes.axhline(goal, color=style.GUIDE, linewidth=0.7, zorder=1)
+        axes.axhline(goal, color=page.GUIDE, linewidth=0.7, zorder=1)
 
 
 def draw_estimates(

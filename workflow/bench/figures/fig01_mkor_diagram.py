@@ -8,8 +8,7 @@ from typing import Final
 from matplotlib.axes import Axes
 
 from workflow.bench.figures._diagram import INPUTS, OUTPUTS, PLAIN, WIDTH, arrow, band, canvas, matrix, remark, write
-from workflow.bench.figures._page import save
-from workflow.bench.figures._style import SOFT
+from workflow.bench.figures._page import SOFT, save
 from workflow.bench.results.tables import Results
 
 _LEFT: Final = 20.0  # edge of the stages' frames; the brackets stand left of it

@@ -18,7 +18,6 @@ from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("bert_pretraining",)
@@ -52,7 +51,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"no validation loss in {results.root / 'bert_pretraining.csv'}: run bert_pretraining first.")
     labels = looks.in_order(losses["optimizer"])
     rows = 0.15 * len(labels) + 0.15
-    figure, axes = style.new_figure(2, 2, height=2.75 + rows, height_ratios=(1.9, rows))
+    figure, axes = page.new_figure(2, 2, height=2.75 + rows, height_ratios=(1.9, rows))
     base = forest.base_of(runs)
     drawn = losses[losses["optimizer"].isin({*CURVES, base or labels[0]})]
     drawn = drawn if len(drawn) else losses

@@ -16,7 +16,6 @@ from workflow.bench.analysis.curves import last_common_values
 from workflow.bench.analysis.estimates import estimate, median_minimum
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results, published
 
 EXPERIMENTS = ("autoencoder_inversion", "bert_inversion")
@@ -46,7 +45,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         for workload, (experiment, model) in WORKLOADS.items()
         if (times["workload"] == workload).any() or len(results.runs(experiment))
     }
-    figure, axes = style.new_figure(2, len(shown), height=4.3, sharex="col")
+    figure, axes = page.new_figure(2, len(shown), height=4.3, sharex="col")
     periods = sorted({*map(float, paper["inverse_update_period"]), *map(float, times["inverse_update_period"])})
     labels = {name.lower() for name in paper["optimizer"]}
     steps: list[str] = []
@@ -112,7 +111,7 @@ def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any)
 
     if rows.empty:
         return
-    by_method = style.seaborn_looks({label: looks.style_of(label) for label in looks.in_order(rows["optimizer"])})
+    by_method = page.seaborn_looks({label: looks.style_of(label) for label in looks.in_order(rows["optimizer"])})
     lines: dict[str, Any] = {"x": x, "y": y, "hue": "optimizer", "style": "optimizer", "legend": False, "ax": axes}
     lines |= by_method | look | {"markersize": 5, "markeredgewidth": 0.4}
     sns.lineplot(rows, estimator=lambda values: estimate(values).value, errorbar=interval, **lines)

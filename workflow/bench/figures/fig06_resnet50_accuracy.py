@@ -19,7 +19,6 @@ from workflow.bench.analysis.time_to_target import to_target
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results, published
 
 EXPERIMENTS = ("resnet50_imagenet",)
@@ -79,7 +78,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     by_name = paper.set_index(paper["optimizer"].str.lower())
     drawn = accuracies[accuracies["optimizer"].isin({*CURVES, base})]
     rows = 0.17 * len(labels) + 0.15
-    figure, axes = style.new_figure(2, 2, height=2.5 + rows, height_ratios=(1.75, rows))
+    figure, axes = page.new_figure(2, 2, height=2.5 + rows, height_ratios=(1.75, rows))
     ratios: dict[Literal["steps", "seconds"], dict[str, float]] = {}
     for (upper, lower), column in zip(axes.T, _columns(accuracies, by_name, base), strict=True):
         _draw_accuracies(upper, drawn, column, goals)
@@ -133,7 +132,7 @@ def _draw_ratios(
 
     Hollow: the same ratio of the paper's numbers. To the right stands how many runs reached the target, if not all.
     """
-    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     drawn = {}
     for row, (label, times) in enumerate(took.items()):
@@ -152,6 +151,6 @@ def _draw_ratios(
             forest.draw_runs(axes, finite, row, label)
         if label != base and label in PAPER and base in published_values:
             hollow = published_values[label] / published_values[base]
-            axes.plot(hollow, row - 0.22, marker="o", color=style.GUIDE, markerfacecolor="none", markersize=4)
+            axes.plot(hollow, row - 0.22, marker="o", color=page.GUIDE, markerfacecolor="none", markersize=4)
     panels.fixed_ticks(axes.xaxis, (0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5))
     return drawn

@@ -16,7 +16,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 PROBES = ("projection",)
@@ -27,23 +26,25 @@ SMALL: Final = ("bert_large", "Polaris")
 """The model that fits one GPU, and the system on which its times are drawn."""
 LARGE: Final = ("gpt_7b", "DGX H100")
 """The model that does not, and is drawn sharded."""
-_MODEL: Final[Any] = {"linestyle": style.MODEL_LINE, "linewidth": 1.0, "markersize": 3.2}
+_AT: Final = 64
+"""GPUs at which texts give the model's times: those of the paper."""
+_MODEL: Final[Any] = {"linestyle": page.MODEL_LINE, "linewidth": 1.0, "markersize": 3.2}
 _COUNTED_LINE: Final = (0, (1, 1.2))
 """The line of times with counted bytes."""
-_GUIDE: Final[Any] = {"color": style.GUIDE, "linewidth": 0.8}
-_CORNER: Final[Any] = {"ha": "right", "va": "top", "color": style.GUIDE}
+_GUIDE: Final[Any] = {"color": page.GUIDE, "linewidth": 0.8}
+_CORNER: Final[Any] = {"ha": "right", "va": "top", "color": page.GUIDE}
 
 
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw a step over the base optimizer's, and the memory and bytes of a rank."""
     rows = results.some_rows("projection")
-    figure, ((steps, memory, sent),) = style.new_figure(1, 3, height=2.5)
+    figure, ((steps, memory, sent),) = page.new_figure(1, 3, height=2.5)
     draw_steps(steps, rows, LARGE)
     rank = _of(rows, LARGE, sharded=True)
     _lines(memory, rank, "memory_bytes")
     _lines(sent, rank[rank["sent_bytes"] > 0], "sent_bytes")
     exchanged = rank.drop_duplicates("workers").sort_values("workers")
-    sent.plot(exchanged["workers"], exchanged["gradient_bytes"], **_GUIDE, linestyle=style.MODEL_LINE)
+    sent.plot(exchanged["workers"], exchanged["gradient_bytes"], **_GUIDE, linestyle=page.MODEL_LINE)
     at = (1.0, float(exchanged["gradient_bytes"].iloc[0]))
     panels.annotate(sent, "gradients and parameters", at, panels.ROW_AT_EDGE, xytext=(-2, -2.5), **_CORNER)
     for panel, title in ((memory, "memory per rank"), (sent, "bytes per step")):
@@ -86,16 +87,16 @@ def draw_steps(axes: Axes, rows: pd.DataFrame, place: tuple[str, str]) -> set[st
     return {variant_of(str(label)) for label in ratios["optimizer"]}
 
 
-def over_base(rows: pd.DataFrame, label: str, gpus: int) -> float | None:
-    """Return a label's step over the base's on the small model, at the floor; None without these rows."""
+def message(rows: pd.DataFrame) -> str:
+    """Return a part of a title: MKOR's step over the base's on the small model; empty without these rows."""
     ratios = _over_base(_of(rows, SMALL, sharded=False), "step_ms")
-    chosen = ratios.loc[(ratios["optimizer"] == label) & (ratios["workers"] == gpus), "ratio"]
-    return float(chosen.iloc[0]) if len(chosen) else None
+    chosen = ratios.loc[(ratios["optimizer"] == "mkor") & (ratios["workers"] == _AT), "ratio"]
+    return f"by a model of {_AT} GPUs MKOR's step takes {chosen.iloc[0]:.2f} times the base's" if len(chosen) else ""
 
 
 def entries(rows: pd.DataFrame) -> list[Artist]:
     """Return the legend's entries of the model's lines."""
-    names = {"model": style.MODEL_LINE, **({"model, counted bytes": _COUNTED_LINE} if has_counted(rows) else {})}
+    names = {"model": page.MODEL_LINE, **({"model, counted bytes": _COUNTED_LINE} if has_counted(rows) else {})}
     return [page.guide_entry(name, linewidth=1.0, linestyle=line) for name, line in names.items()]
 
 
@@ -111,8 +112,8 @@ def notes(rows: pd.DataFrame) -> list[str]:
     for label, times in _of(rows, SMALL, sharded=False).groupby("optimizer", sort=False):
         by_gpus = times.set_index("workers")["step_ms"]
         fewest = by_gpus.index.min()
-        if 64 in by_gpus:
-            efficiency = fewest * by_gpus[fewest] / (64 * by_gpus[64])
+        if _AT in by_gpus:
+            efficiency = fewest * by_gpus[fewest] / (_AT * by_gpus[_AT])
             efficiencies.append(f"{look_of(str(label)).name} {number(float(efficiency))}")
     counted = (
         "dashed: the optimizer's step at its floor; dotted: with the bytes that this version's kernels move, "
@@ -125,7 +126,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "memory: parameters, gradients and optimizer state, without activations; bytes: handed to the method's "
         "collectives",
         *([counted] if has_counted(rows) else []),
-        f"by the model, efficiency of {looks.workload_name(model)} on {system} at 64 GPUs over "
+        f"by the model, efficiency of {looks.workload_name(model)} on {system} at {_AT} GPUs over "
         f"{rows['workers'].min()}: {', '.join(efficiencies)}",
     ]
 

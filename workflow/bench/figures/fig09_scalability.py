@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from workflow.bench.analysis import looks
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig09_model_appendix as model
 from workflow.bench.results.tables import Results
 
@@ -23,8 +22,6 @@ PROBES = ("scaling", "projection")
 APART: Final = 0.16
 """Distance between the methods' markers in a group of one number of workers; the groups are one apart."""
 _CORES_LINE: Final[Any] = {"color": "#000000", "linewidth": 0.8, "linestyle": (0, (1, 1.2))}
-_AT: Final = 64
-"""GPUs at which the title gives the model's times: those of the paper."""
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -34,7 +31,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         results.some_rows(PROBES[0])  # raises
     # Results of earlier versions have rows of a model of this machine's links.
     measured = rows[(rows["quantity"] == "step_ms") & (rows["source"] == "measured")].astype({"workers": int})
-    figure, (axes,) = style.new_figure(1, (not measured.empty) + (not projected.empty), height=2.4)
+    figure, (axes,) = page.new_figure(1, (not measured.empty) + (not projected.empty), height=2.4)
     shown, notes, parts = {*measured["optimizer"]}, [], []
     entries = [page.guide_entry("ideal, or no difference", linewidth=0.8)]
     if not measured.empty:
@@ -48,7 +45,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     if not projected.empty:
         shown |= model.draw_steps(axes[-1], projected, model.SMALL)
         notes += model.notes(projected)
-        parts.append(_model_message(projected))
+        parts.append(model.message(projected))
         entries += model.entries(projected)
     legend = page.entries_of(shown, linestyle="none") + entries
     absent = [f"probe {name}" for name in PROBES if results.probe(name).empty]
@@ -67,12 +64,6 @@ def _measured_message(measured: pd.DataFrame, cores: int) -> str:
         if ratios.get(label)
     ]
     return f"Speedup of {most} workers: {', '.join(shown)}" if shown else ""
-
-
-def _model_message(projected: pd.DataFrame) -> str:
-    """Return the part of the title on MKOR's step over the base's by the model; empty without these rows."""
-    ratio = model.over_base(projected, "mkor", _AT)
-    return "" if ratio is None else f"by a model of {_AT} GPUs MKOR's step takes {ratio:.2f} times the base's"
 
 
 # Speedup: the probe scaling
@@ -103,7 +94,7 @@ def _draw_measured(axes: Axes, measured: pd.DataFrame, cores: int) -> None:
             mean = geometric_mean(ratios.values())
             axes.plot(x, mean, marker=look.marker, color=look.color, linestyle="none", alpha=0.75)
     for place, number in enumerate(workers):
-        axes.hlines(number, place - 0.5, place + 0.5, color=style.GUIDE, linewidth=0.8)
+        axes.hlines(number, place - 0.5, place + 0.5, color=page.GUIDE, linewidth=0.8)
         if place:
             axes.axvline(place - 0.5, color="#E4E4E4", linewidth=0.5)
     axes.set_yscale("log", base=2)

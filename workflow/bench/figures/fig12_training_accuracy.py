@@ -10,7 +10,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.step_times import Timed
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.figures.fig11_training_time import MARKED, begin_panel, caption, read
 from workflow.bench.results.tables import Results
 
@@ -22,7 +21,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw training accuracy over training seconds, and below over iterations, by experiment."""
     experiments = read(results, "accuracy")
     goals = {name: panels.targets(of_name.runs, "train", "accuracy") for name, of_name in experiments.items()}
-    figure, axes = style.new_figure(2, len(experiments), height=3.7)
+    figure, axes = page.new_figure(2, len(experiments), height=3.7)
     for (upper, lower), (name, experiment) in zip(axes.T, experiments.items(), strict=True):
         reason = begin_panel(upper, name, experiment, "training accuracy")
         if reason:

@@ -14,7 +14,6 @@ from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("update_rules",)
@@ -43,7 +42,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     shown = losses[losses["optimizer"].isin([*CURVES, *filter(None, bases.values())])]
     # The same rows in all panels, so that their names stand once.
     labels = [label for label in looks.in_order(losses["optimizer"]) if label not in bases.values()]
-    figure, axes = style.new_figure(2, len(workloads), height=4.0, height_ratios=(1.4, 1))
+    figure, axes = page.new_figure(2, len(workloads), height=4.0, height_ratios=(1.4, 1))
     compared = {workload: panels.losses_to_compare(metrics[metrics["workload"] == workload]) for workload in workloads}
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         upper.set_title(looks.data_title(of_workload[workload], width=16))

@@ -13,7 +13,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.fits import mean_by_width, width_law
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 PROBES = ("cost_scaling",)
@@ -41,7 +40,7 @@ def _name_slopes(axes: Axes, rows: pd.DataFrame) -> None:
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw the times of both parts and of copying a matrix over the width, on logarithmic axes."""
     rows = results.some_rows("cost_scaling")
-    figure, (axes,) = style.new_figure(1, len(PARTS), height=3.0, sharey=True)
+    figure, (axes,) = page.new_figure(1, len(PARTS), height=3.0, sharey=True)
     for panel, (part, title) in zip(axes, PARTS.items(), strict=True):
         panel.set_title(title)
         panel.set_xscale("log")

@@ -11,7 +11,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.field import Contest, contests
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig17_field as field
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -23,7 +22,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     curves = [contest for contest in contests(results) if contest.experiment in EXPERIMENTS]
     if not curves:
         raise NoDataError(f"neither {' nor '.join(EXPERIMENTS)} has runs in {results.root}: run make field first.")
-    figure, (axes,) = style.new_figure(1, len(curves), height=2.3)
+    figure, (axes,) = page.new_figure(1, len(curves), height=2.3)
     for panel, contest in zip(axes, curves, strict=True):
         panel.set_title(looks.data_title(contest.runs, width=34), fontsize=7)
         _draw_curves(panel, contest)

@@ -7,7 +7,6 @@ from pathlib import Path
 from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.analysis.field import contests
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig17_field as field
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.tables import Results
@@ -19,7 +18,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw the profiles by family, those of the other families in gray."""
     everything = contests(results)
     profiles = field.profiles_of(everything)
-    figure, axes = style.new_figure(3, 2, height=3.9)
+    figure, axes = page.new_figure(3, 2, height=3.9)
     for panel, (family, members) in zip(axes.flat, field.FAMILIES.items(), strict=True):
         panel.set_title(family)
         field.draw_profiles(panel, profiles, members)

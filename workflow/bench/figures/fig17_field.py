@@ -18,7 +18,6 @@ from workflow.bench.analysis.field import Contest, Profile, contests, pooled_pro
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -69,7 +68,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     ratios = ranked(chosen)
     order = [*ratios]
     shown = [label for rank, label in enumerate(order) if rank < FIRST or label in ALWAYS]
-    figure, ((rows, profile),) = style.new_figure(1, 2, height=0.7 + _ROW_INCHES * len(shown), width_ratios=(1, 1.1))
+    figure, ((rows, profile),) = page.new_figure(1, 2, height=0.7 + _ROW_INCHES * len(shown), width_ratios=(1, 1.1))
     _draw_rows(rows, {label: ratios[label] for label in shown})
     forest.name_rows(rows, [f"{order.index(label) + 1}  {looks.style_of(label).name}" for label in shown])
     leaders = [next((label for label in order if label in members), "") for members in FAMILIES.values()]
@@ -97,7 +96,7 @@ def ranked(chosen: Sequence[Contest]) -> dict[str, list[float]]:
 
 def _draw_rows(axes: Axes, ratios: Mapping[str, Sequence[float]]) -> None:
     """Draw a row per label: hollow markers are workloads, the bar is their geometric mean."""
-    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     for row, (label, values) in enumerate(ratios.items()):
         color = looks.style_of(label).color

@@ -14,7 +14,6 @@ from workflow.bench.analysis.field import Contest, contests
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig17_field as field
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.tables import NoDataError, Results
@@ -44,7 +43,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     present = {label for contest in found for label in contest.labels}
     of_families = [label for members in field.FAMILIES.values() for label in members if label in present]
     labels = of_families + looks.in_order(present - {*of_families})
-    figure, (axes,) = style.new_figure(1, len(found) + 2, height=0.6 + _ROW_INCHES * len(labels))
+    figure, (axes,) = page.new_figure(1, len(found) + 2, height=0.6 + _ROW_INCHES * len(labels))
     names = [looks.style_of(label).name for label in labels]
     for number, (panel, contest) in enumerate(zip(axes, found, strict=False)):
         title = looks.data_title(contest.runs, width=9)
@@ -62,7 +61,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 def _draw_ratios(axes: Axes, contest: Contest, labels: Sequence[str]) -> None:
     """Draw the iterations of each label over those of its base, a row each."""
-    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     ends = [1.0]
     for row, label in enumerate(labels):
@@ -86,7 +85,7 @@ def _draw_turns(axes: Axes, steps: pd.DataFrame, column: str, labels: Sequence[s
     for row, label in enumerate(labels):
         values = steps.loc[steps["optimizer"] == label, column].dropna().astype(float)
         axes.plot(values, [row] * len(values), ".", color=looks.style_of(label).color, markersize=3.5)
-    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     if column == "cosine":
         axes.set_xlim(-0.1, 1.1)
         panels.fixed_ticks(axes.xaxis, (0, 0.5, 1))

@@ -14,7 +14,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.tuning_budget import Search, has_several, search
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 TRIALS = True
@@ -37,8 +36,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     if not costs:
         raise NoDataError("no search has an optimizer that succeeds with half of its trials")
     labels = looks.in_order(costs)
-    figure, ((axes,),) = style.new_figure(1, 1, height=0.5 + 0.19 * len(labels))
-    axes.axvline(0, color=style.GUIDE, linewidth=0.8)
+    figure, ((axes,),) = page.new_figure(1, 1, height=0.5 + 0.19 * len(labels))
+    axes.axvline(0, color=page.GUIDE, linewidth=0.8)
     for row, label in enumerate(labels):
         look = looks.style_of(label)
         forest.draw_runs(axes, costs[label], row, label, below=0.0)

@@ -12,7 +12,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.tuning_budget import Search
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.figures.fig19_tuning_budget import notes_on, searches_of
 from workflow.bench.results.tables import Results
 
@@ -34,7 +33,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw the best value after each number of trials, with a panel for each workload of each experiment."""
     searches, several = searches_of(results)
     rows = -(-len(searches) // _COLUMNS)
-    figure, axes = style.new_figure(rows, _COLUMNS, height=0.4 + 1.55 * rows)
+    figure, axes = page.new_figure(rows, _COLUMNS, height=0.4 + 1.55 * rows)
     titles = looks.data_titles(
         [(experiment, _runs(results, experiment, workload)) for experiment, workload in searches], width=24
     )

@@ -16,7 +16,6 @@ from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, targ
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("*",)
@@ -69,7 +68,7 @@ def sweeps_of(results: Results) -> tuple[list[Shown], list[str]]:
 
 def draw_empty(results: Results, folder: Path, name: str, notes: Sequence[str]) -> list[Path]:
     """Draw a figure that says that no experiment has a sweep."""
-    figure, axes = style.new_figure(1, 1, height=1.0)
+    figure, axes = page.new_figure(1, 1, height=1.0)
     panels.explain_empty(axes[0, 0], "no experiment has runs with a target that tells of training")
     runs = pd.concat([results.runs(name) for name in results.experiments()], ignore_index=True)
     return page.save(figure, folder, name, [], page.caption(results, runs, notes=notes))
@@ -95,7 +94,7 @@ def draw_each(
     if not shown:
         return draw_empty(results, folder, name, notes)
     rows = -(-len(shown) // _COLUMNS)
-    figure, axes = style.new_figure(rows, min(_COLUMNS, len(shown)), height=height * rows)
+    figure, axes = page.new_figure(rows, min(_COLUMNS, len(shown)), height=height * rows)
     titles = looks.data_titles([(one.experiment, one.runs) for one in shown], width=24)
     for panel, title, one in zip(axes.flat, titles, shown, strict=False):
         panel.set_title(title, fontsize=6.5)
@@ -120,7 +119,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes = [TARGETS_NOTE, _NOTE, *left_out]
     if not drawn:
         return draw_empty(results, folder, "fig20_target_sweep", notes)
-    figure, (axes,) = style.new_figure(1, len(drawn), height=2.4, sharey=True)
+    figure, (axes,) = page.new_figure(1, len(drawn), height=2.4, sharey=True)
     middles = {label: _draw(panel, label, ratios[label]) for panel, label in zip(axes, drawn, strict=True)}
     axes[0].set_ylabel("iterations, base: 1")
     panels.plain_log_ticks(axes[0])
@@ -146,7 +145,7 @@ def _draw(axes: Axes, label: str, ratios: Sequence[Mapping[float, float]]) -> di
     look = looks.style_of(label)
     axes.set_title(look.name)
     axes.set_yscale("log")
-    axes.axhline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axhline(1, color=page.GUIDE, linewidth=0.8)
     for one in ratios:
         axes.plot([100 * share for share in one], [*one.values()], color="#AAAAAA", linewidth=0.8, zorder=1)
     by_target: dict[float, list[float]] = {}

@@ -26,7 +26,6 @@ from workflow.bench.analysis.ladder import (
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("ladder",)
@@ -53,7 +52,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     found, left_out = ladders(results)
     declared = predictions(found)
     workloads = list(dict.fromkeys(ladder.workload for ladder in found))
-    figure, axes = style.new_figure(2, len(workloads), height=3.5, sharex="row", sharey="row")
+    figure, axes = page.new_figure(2, len(workloads), height=3.5, sharex="row", sharey="row")
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         of_workload = [ladder for ladder in found if ladder.workload == workload]
         lines = _draw_shares(upper, [ladder for ladder in of_workload if not ladder.centred])
@@ -70,7 +69,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10) if high > 4 * low else (0.3, 0.4, 0.5, 0.7, 1, 1.4, 2)
         panels.fixed_ticks(lower.xaxis, ticks)
         lower.set_xlabel("iterations, base: 1")
-    plain = replace(_LOOKS["sgd"], name="plain inputs", color=style.GUIDE, marker="D")
+    plain = replace(_LOOKS["sgd"], name="plain inputs", color=page.GUIDE, marker="D")
     legend = [*map(page.marker_entry, (*_LOOKS.values(), plain)), page.hollow_entry("centred inputs", "D")]
     legend.append(page.guide_entry(f"{shown_level()} interval", color="#777777", linewidth=1.6))
     notes = [*_NOTES, *sentences(found, looks.workload_name)]
@@ -99,7 +98,7 @@ def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> int:
     Returns the number of lines above the panel, which say where there is no share.
     """
     for end in (0, 100):
-        axes.axvline(end, color=style.GUIDE, linewidth=0.8)
+        axes.axvline(end, color=page.GUIDE, linewidth=0.8)
     rungs = [rung for rung in RUNGS if rung != TOP]
     undefined: list[str] = []
     for ladder in plain:
@@ -116,7 +115,7 @@ def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> int:
 
 def _draw_ratios(axes: Axes, of_workload: Sequence[Ladder]) -> None:
     """Draw iterations over the base's: for each rung and base optimizer plain inputs above centred ones."""
-    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     rows = [(base, rung) for base in BASES for rung in _ENDS]
     for ladder in of_workload:
@@ -138,4 +137,4 @@ def _draw(axes: Axes, found: Estimate, row: float, look: looks.MethodStyle, *, h
 
 def _head(axes: Axes, lines: Sequence[str]) -> None:
     """Write small lines right above a panel."""
-    panels.annotate(axes, "\n".join(lines), (0.5, 1), ha="center", va="bottom", xytext=(0, 1.5), color=style.SOFT)
+    panels.annotate(axes, "\n".join(lines), (0.5, 1), ha="center", va="bottom", xytext=(0, 1.5), color=page.SOFT)

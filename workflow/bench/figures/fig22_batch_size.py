@@ -14,7 +14,6 @@ from workflow.bench.analysis.batch_sizes import Batches, batches, sentences
 from workflow.bench.analysis.estimates import mean_ratio
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("batch_size",)
@@ -35,7 +34,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw a column for each workload: iterations above, speedups below."""
     found, left_out = batches(results)
     runs = results.some_runs(EXPERIMENTS[0])
-    figure, axes = style.new_figure(2, len(found), height=4.0, sharex="col", height_ratios=(1.25, 1))
+    figure, axes = page.new_figure(2, len(found), height=4.0, sharex="col", height_ratios=(1.25, 1))
     for (upper, lower), of_workload in zip(axes.T, found, strict=True):
         rows = runs[runs["workload"] == of_workload.workload]
         title = looks.data_title(rows, width=66 // len(found))  # 66 letters in all panels
@@ -48,7 +47,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = page.entries_of(label for of_workload in found for label in of_workload.arrivals)
     legend += [
         page.hollow_entry("lower bound", _BOUND),
-        page.guide_entry("proportional", linestyle=style.MODEL_LINE, linewidth=0.8),
+        page.guide_entry("proportional", linestyle=page.MODEL_LINE, linewidth=0.8),
         page.bar_entry(),
     ]
     notes = [*_NOTES, *sentences(found, looks.workload_name, lambda label: looks.style_of(label).name)]
@@ -90,7 +89,7 @@ def _draw_proportional(axes: Axes, of_workload: Batches) -> None:
     sizes = np.array(of_workload.sizes, float)
     highest = max(one.iterations.value for by_size in of_workload.arrivals.values() for one in by_size.values())
     low, high = axes.get_ylim()
-    axes.plot(sizes, highest * sizes[0] / sizes, color=style.GUIDE, linestyle=style.MODEL_LINE, linewidth=0.8, zorder=1)
+    axes.plot(sizes, highest * sizes[0] / sizes, color=page.GUIDE, linestyle=page.MODEL_LINE, linewidth=0.8, zorder=1)
     axes.set_ylim(low, high)
 
 
@@ -100,7 +99,7 @@ def _draw_speedups(axes: Axes, of_workload: Batches) -> None:
         panels.explain_empty(axes, "neither the base optimizer nor NadamW reaches the target in all runs")
         return
     axes.set_yscale("log")
-    axes.axhline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axhline(1, color=page.GUIDE, linewidth=0.8)
     for label, place in panels.places_beside(looks.in_order(of_workload.arrivals), _APART).items():
         ratios = {size: of_workload.ratios(label, size) for size in of_workload.sizes}
         speedups = {size: mean_ratio([-log for log in logs.values()]) for size, logs in ratios.items() if logs}

@@ -13,7 +13,6 @@ from workflow.bench.analysis.widths import PLACES, Where, Widths, sentences, wid
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("width",)
@@ -39,7 +38,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     found = widths(results)
     labels = looks.in_order(found.labels)
     below = _ROW * len(labels)
-    figure, axes = style.new_figure(2, 2, height=2.9 + below, sharey="row", height_ratios=(2.2, below))
+    figure, axes = page.new_figure(2, 2, height=2.9 + below, sharey="row", height_ratios=(2.2, below))
     for (upper, lower), where in zip(axes.T, PLACES, strict=True):
         upper.set_title(where)
         _draw_speedups(upper, found, labels, where)
@@ -66,7 +65,7 @@ def _message(found: Widths) -> str:
 def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.axhline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axhline(1, color=page.GUIDE, linewidth=0.8)
     for label, place in panels.places_beside(labels, _APART).items():
         panels.draw_estimates(axes, found.speedups(label, where), label, place)
         if (extrapolated := found.extrapolated(label, where)) is not None:
@@ -77,7 +76,7 @@ def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -
 
 
 def _draw_slopes(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
-    axes.axvline(0, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(0, color=page.GUIDE, linewidth=0.8)
     for row, label in enumerate(labels):
         if (slope := found.slope(label, where)) is not None:
             forest.draw_estimate(axes, slope, row, label)

@@ -237,10 +237,9 @@ def iterations() -> Iterator[Row]:
     for run in runs:
         seconds = derive(lambda hours, steps: hours * 3600 / steps, Printed(run["time_h"]), Printed(run["iterations"]))
         derivation = f"{run['time_h']} h / {run['iterations']} ({run['where']})"
-        if run["optimizer"] not in first:
-            first[run["optimizer"]] = seconds, derivation
+        before, derivation_before = first.setdefault(run["optimizer"], (seconds, derivation))
+        if before is seconds:
             continue
-        before, derivation_before = first[run["optimizer"]]
         yield (
             f"seconds an iteration of {run['optimizer']}",
             "Tables 2 and 3",

@@ -109,10 +109,5 @@ def make(results: Results, folder: Path) -> list[Path]:
         "The paper states the whole memory of a GPU; its overhead is that minus the first-order optimizer's. Its MKOR "
         "keeps factors in half precision, as mkor_bfloat16 does",
     ]
-    return write_table(
-        pd.DataFrame(rows),
-        folder,
-        "table7_memory",
-        title="Memory of every optimizer over its base",
-        caption=footer(results, memory, notes=notes),
-    )
+    title, text = "Memory of every optimizer over its base", footer(results, memory, notes=notes)
+    return write_table(pd.DataFrame(rows), folder, "table7_memory", title=title, caption=text)
