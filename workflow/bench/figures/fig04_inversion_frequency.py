@@ -141,15 +141,16 @@ def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
     finite = last[np.isfinite(last["value"].astype(float))]
     _draw_estimates(axes, finite, "x", "value", err_style="bars", err_kws={"elinewidth": 1.2})
     axes.set_ylabel("")
-    for (label, x), rows in last.groupby(["optimizer", "x"]):
+    for (label, _), rows in last.groupby(["optimizer", "x"]):
+        at = float(rows["x"].iloc[0])
         color, values = looks.style_of(str(label)).color, rows["value"].astype(float)
         ended = values[np.isfinite(values)]
         if len(ended) < median_minimum():
-            axes.plot([x] * len(ended), ended, ".", color=color, markersize=4, alpha=0.7)
+            axes.plot([at] * len(ended), ended, ".", color=color, markersize=4, alpha=0.7)
         if failed := int((values == math.inf).sum()):
             look: dict[str, Any] = {"ha": "center", "va": "top", "color": color, "rotation": 90}
             text = f"× {failed} of {len(rows)} failed"
-            panels.annotate(axes, text, (float(str(x)), 0.98), ("data", "axes fraction"), **look)
+            panels.annotate(axes, text, (at, 0.98), ("data", "axes fraction"), **look)
 
 
 def _time_note(times: pd.DataFrame) -> str:

@@ -123,8 +123,6 @@ def make(results: Results, folder: Path) -> list[Path]:
         "Counted as in the paper: the encoder of a BERT-Large with its pooler, and a BERT-Base with its pre-training "
         "heads too; truncated to one decimal",
     ]
-    title, text = (
-        "Models, data and hardware: here and in the paper",
-        caption(results, runs, notes=notes, summarized=False),
-    )
+    text = caption(results, runs, notes=notes, summarized=False)
+    title = "Models, data and hardware: here and in the paper"
     return write_table(_table(sizes, runs), folder, "table6_settings", title=title, caption=text)
