@@ -30,7 +30,7 @@ from workflow.bench.support.pages import fill
 TOKENS: Final = 4096
 
 H100: Final = MachineModel("H100 (3 TB/s, TF32 at 400 TFLOP/s)", 3.0e12, 4.0e14)
-"""Round numbers below the data sheet's, to reckon with where no GPU is at hand."""
+"""Round numbers below the data sheet's, for computing without a GPU."""
 
 Piece = Callable[[CostedLayer], Sequence[LayerCost]]
 """A layer's costs, of works that follow one another."""

@@ -1,7 +1,7 @@
 """What ranks save by sharing the drawing of batches and the reading of an evaluation's images, measured on two.
 
 ``python -m benchmarks.rank_shares`` takes 4 minutes on two cores and needs them to itself. It writes
-``results/<hardware>/bench/rank_shares.csv``, from which the plan reckons the paper tier's seconds. Two gloo ranks have
+``results/<hardware>/bench/rank_shares.csv``, from which the plan computes the paper tier's seconds. Two gloo ranks have
 one core each; all contenders take turns in every round, each between two barriers. Rows:
 
 - work ``draw``: the pairs of a step's batch of BERT's pre-training, of the paper's sizes, from shards of random word

@@ -19,7 +19,7 @@ has equal rows). Columns:
 - state_bytes; rounds; note: why an optimizer was left out; device, hardware, threads, torch, code_fingerprint,
   git_commit.
 
-Optimizers are left out at a width if all together would exceed its time, the dearest first (`unaffordable`).
+Optimizers are left out at a width if all together would exceed its time, the costliest first (`unaffordable`).
 """
 
 from __future__ import annotations

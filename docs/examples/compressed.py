@@ -8,6 +8,7 @@ the repository, in one to two minutes:
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from itertools import islice
 from pathlib import Path
@@ -129,4 +130,5 @@ def table(results: list[Result]) -> list[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m docs.examples.compressed", description=__doc__).parse_args()
     print(*table(measure()), sep="\n")

@@ -239,7 +239,7 @@ def _publish(plan: Plan, touched: set[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Adopt the runs that results/reference holds for this plan, made by the same code and specs."""
+    """Copy the runs of this plan, made by the same code and specs, from results/reference; they count as done."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.adopt", description=main.__doc__)
     add_arguments(parser)
 

@@ -153,7 +153,7 @@ def _given(folders: Sequence[str], plan: Plan) -> tuple[Path, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare this machine with the given folders, config.yaml's and results/reference, all at one tier."""
+    """Compare this machine with those of the given folders, config.yaml and results/reference, all at one tier."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.compare", description=main.__doc__)
     parser.add_argument("folders", nargs="*", metavar="FOLDER", help="results/<hardware>/<tier> of another machine")
     parser.add_argument("--out-dir", type=Path, help="where to write (default: compare/ in this machine's folder)")

@@ -69,7 +69,7 @@ def rows(tiers: Sequence[str] = TIERS) -> Iterator[dict[str, str | int]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count every workload of the large tiers on the meta device, and write the table."""
+    """Count operations and kernels of the large tiers' workloads without a GPU, and write workflow/workloads.csv."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.count_workloads", description=main.__doc__)
 
     def work(_: argparse.Namespace) -> None:

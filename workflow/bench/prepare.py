@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.prepare", description=main.__doc__)
     add = parser.add_argument
     add("text", type=Path, help="a folder; every *.txt file under it is read")
-    add("--vocabulary", choices=("bert-uncased", "bert-cased"), default="bert-uncased")
+    add("--vocabulary", choices=("bert-uncased", "bert-cased"), default="bert-uncased", help="(default: %(default)s)")
     add("--sequence-length", type=whole, default=512, help="tokens of a pair (default: %(default)s)")
     add(
         "--documents",

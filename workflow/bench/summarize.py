@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, get_args
 
 from workflow.bench.claims.decision import Verdict
-from workflow.bench.costs import table as cost_table
 from workflow.bench.plan import REFERENCE, Plan
 from workflow.bench.plan.artefacts import Artefact, inputs, planned_artefacts
 from workflow.bench.results.costs import ARTEFACTS, FILE, JobCost, read_costs, summed
@@ -160,7 +159,6 @@ def artifact(plan: Plan, facts: Facts) -> str:
         takes=facts.takes,
         machine=plan.hardware,
         artefacts=artefacts,
-        costs="\n".join(cost_table(list(costs.values()))),
     )
 
 

@@ -124,9 +124,9 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run again every probe that measures this machine: time, memory and bytes of a step. Needs no data set.
+    """Measure time, memory and bytes of a step on this machine: every probe of them runs again. Needs no data set.
 
-    On a machine that other processes use it measures nothing, unless it is told to wait or to go on.
+    On a machine that other processes use it measures nothing without --wait or --anyway.
     """
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.timing", description=main.__doc__)
     parser.add_argument("--cores", default="all", help="cores that Snakemake may use (default: all)")

@@ -272,7 +272,7 @@ def test_without_results_here_the_others_are_compared_and_without_any_it_is_said
     machines, notes = gather(Results(nothing, compared=(bare,)))
     assert [machine.name for machine in machines] == ["fast-cpu"]
     assert notes == ["no step time and no run of test-cpu yet"]
-    with pytest.raises(NoDataError, match="make timing"):
+    with pytest.raises(NoDataError, match=r"workflow\.bench\.timing --tier embedded"):
         gather(Results(nothing))
 
 
@@ -424,7 +424,7 @@ def test_nothing_to_compare_is_one_line(tmp_path, capsys):
     assert compare.main([f"--results={tmp_path / 'results'}", "--hardware=test-cpu"]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "make timing" in said
+    assert "workflow.bench.timing --tier embedded" in said
 
 
 def test_the_pipeline_makes_both_again_when_another_machine_changes(here, bare, tmp_path):

@@ -231,7 +231,8 @@ def gather(results: Results) -> tuple[list[Machine], list[str]]:
         else:
             machines[machine.name] = machine
     if not machines:
-        raise NoDataError(f"no step time and no run in {results.root} or elsewhere: run make timing or make reproduce.")
+        measure = f"python -m workflow.bench.timing --tier {results.root.name}"
+        raise NoDataError(f"no step time and no run in {results.root} or elsewhere: run {measure} first.")
     return list(machines.values()), notes
 
 

@@ -179,7 +179,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         {title: bars for title, bars in of_row.items() if bars} for of_row in (above, below) if any(of_row.values())
     ]
     if not by_row:
-        raise NoDataError(f"no step time and no time to target in {results.root}: run make timing first.")
+        measure = f"python -m workflow.bench.timing --tier {results.root.name}"
+        raise NoDataError(f"no step time and no time to target in {results.root}: run {measure} first.")
     figure = _draw_panels([machine.name for machine in machines], by_row)
     shown = [bar for of_row in by_row for bars in of_row.values() for bar in bars]
     if measured := [time for time in targets if not time.projected]:

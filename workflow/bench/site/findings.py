@@ -311,7 +311,7 @@ def _inert(kept: Kept) -> str:
     need(phrases, "no method is inert")
     return (
         "At the values that tuning chose, these leave the direction of the gradient as it is (median cosine "
-        f"{INERT:g} or more; they are called inert): {'; '.join(phrases)}."
+        f"{INERT:g} or more): {'; '.join(phrases)}."
     )
 
 
@@ -343,13 +343,13 @@ FINDINGS: Final[Mapping[str, Callable[[Kept], str]]] = {
     "MKOR needs fewer iterations than LAMB; whether that saves time depends on the cost of a step.": _fewer_iterations,
     "Newer optimizers need fewer iterations still.": _newer,
     "MKOR's factor updates are cheap, its preconditioning is not.": _cheap_updates,
-    "Activations are nearer to rank 1 than gradients; MKOR's left factor has no effect.": _rank_one,
-    "On AlexNet MKOR is the fastest of the paper's rivals.": _alexnet,
+    "Activations are nearer to rank 1 than gradients; here MKOR's left factor has no effect.": _rank_one,
+    "On AlexNet MKOR is faster than the paper's rivals.": _alexnet,
     "How much of KAISA's gain MKOR keeps.": _ladder,
     "MKOR is not the least sensitive to the learning rate.": _learning_rate,
     "With both sides acting MKOR needs fewer iterations on the autoencoder.": _both_sides,
     "The base optimizer matters, and MKOR helps over the better one, too.": _better_base,
-    "Some rivals do nothing where they are compared.": _inert,
+    "Some rivals are inert where they are compared.": _inert,
     "The published numbers do not all agree with each other.": _published,
 }
 """What came out, the strongest first, with the function that writes it or raises `UnsupportedError`."""
