@@ -19,15 +19,14 @@ from benchmarks.models import BLOCKS
 from benchmarks.step_rows import ADAMW, CONTROL, FACTOR, FACTOR_BLOCK, FORWARD_BACKWARD, SGD, YARDSTICKS
 from workflow.bench.analysis import looks
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _style as style
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
 
 NAME: Final = "steps"
 PERIOD: Final = 10
-_EVERY: Final = looks.MethodStyle("an update every step", style.SOFT, "|", "-")
-_TENTH: Final = looks.MethodStyle("every 10 steps", style.GUIDE, "o", "-")
-_PASS: Final = looks.MethodStyle("forward and backward pass", style.GUIDE, "", style.MODEL_LINE)
+_EVERY: Final = looks.MethodStyle("an update every step", page.SOFT, "|", "-")
+_TENTH: Final = looks.MethodStyle("every 10 steps", page.GUIDE, "o", "-")
+_PASS: Final = looks.MethodStyle("forward and backward pass", page.GUIDE, "", page.MODEL_LINE)
 _TITLES: Final = {block.name: block.title for block in BLOCKS}
 
 
@@ -48,7 +47,7 @@ def draw(folder: Path) -> list[Path]:
     blocks = list(dict.fromkeys(shown["block"]))
     # The cheapest at the top, by the median over the blocks; those without times at the bottom.
     order = shown[shown["period"] == PERIOD].groupby("optimizer")["of_sgd"].median().sort_values().index.to_list()
-    figure, (panels,) = style.new_figure(1, len(blocks), height=0.16 * len(order) + 0.8, sharey=True)
+    figure, (panels,) = page.new_figure(1, len(blocks), height=0.16 * len(order) + 0.8, sharey=True)
     for panel, block in zip(panels, blocks, strict=True):
         _draw_block(panel, table[widest & (table["block"] == block)], order)
         panel.set_title(_TITLES.get(block, block))
@@ -60,9 +59,9 @@ def draw(folder: Path) -> list[Path]:
 
 def _draw_block(axes: Axes, rows: pd.DataFrame, order: Sequence[str]) -> None:
     axes.set_xscale("log")
-    axes.axvline(1, color=style.SOFT, linewidth=0.8)
+    axes.axvline(1, color=page.SOFT, linewidth=0.8)
     sgd = rows[rows["optimizer"] == SGD]["ms"].min()
-    axes.axvline(rows[rows["optimizer"] == FORWARD_BACKWARD]["ms"].min() / sgd, color=style.GUIDE, linestyle="--")
+    axes.axvline(rows[rows["optimizer"] == FORWARD_BACKWARD]["ms"].min() / sgd, color=page.GUIDE, linestyle="--")
     for place, label in enumerate(order):
         look = looks.style_of(label)
         of_label = rows[rows["optimizer"] == label].set_index("period")
@@ -79,7 +78,7 @@ def _draw_block(axes: Axes, rows: pd.DataFrame, order: Sequence[str]) -> None:
                 ha="right",
                 va="center",
                 fontsize=5.5,
-                color=style.SOFT,
+                color=page.SOFT,
             )
     axes.set_xlabel("step, in steps of SGD")
 

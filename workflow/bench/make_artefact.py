@@ -45,9 +45,8 @@ def _draw_skipped(results: Results, folder: Path, name: str, runs: pd.DataFrame)
     # Matplotlib takes a second to import, which tables do not need.
     from workflow.bench.figures import _page as page
     from workflow.bench.figures._panels import explain_empty
-    from workflow.bench.figures._style import new_figure
 
-    figure, axes = new_figure(1, 1, height=0.6)
+    figure, axes = page.new_figure(1, 1, height=0.6)
     axes[0, 0].set_axis_off()
     explain_empty(axes[0, 0], "every run was skipped")
     caption, reasons = page.caption(results, runs, summarized=False), runs["reason"].dropna()

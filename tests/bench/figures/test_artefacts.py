@@ -45,7 +45,6 @@ from workflow.bench.analysis.descriptions import described
 from workflow.bench.analysis.target_sweep import SHARES
 from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _page
-from workflow.bench.figures import _style as style
 from workflow.bench.figures._forest import draw_differences
 from workflow.bench.figures.fig18_factors import kept_shares
 from workflow.bench.make_artefact import main
@@ -63,7 +62,7 @@ from workflow.bench.plan.artefacts import (
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.tables import Results, published
-from workflow.bench.support.config import CONFIG
+from workflow.bench.support.config import CONFIG, ROOT
 from workflow.bench.tables.claims import NARROW
 
 FIGURES = available("figures")
@@ -299,7 +298,7 @@ def test_fig13s_ticks_do_not_touch_in_three_panels(spread):
         for label, values in finals.items()
         for seed, value in enumerate(values)
     ]
-    figure, axes = style.new_figure(2, 3, height=4.2)
+    figure, axes = _page.new_figure(2, 3, height=4.2)
     for panel in axes[1]:
         draw_differences(panel, pd.DataFrame(rows), "sgd", ["mkor"])
     _page.arrange(figure, [], "a caption", 3)
@@ -318,7 +317,7 @@ def test_a_run_far_outside_is_a_triangle_at_the_edge_and_moves_no_axis():
         for label, values in finals.items()
         for seed, value in enumerate(values)
     ]
-    _, ((axes,),) = style.new_figure(1, 1, height=2.0)
+    _, ((axes,),) = _page.new_figure(1, 1, height=2.0)
     draw_differences(axes, pd.DataFrame(rows), "sgd", ["kaisa", "mkor"])
     low, high = axes.get_xlim()
     assert -60 < low < -30 < -10 < high < 60
@@ -460,9 +459,19 @@ def test_fig13_says_why_a_rule_has_no_difference(labels, texts, tmp_path):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_is_written_as_csv_markdown_and_html(name, results, tmp_path):
+def test_a_table_is_written_as_csv_markdown_and_html_and_names_its_sources(name, results, tmp_path):
     assert main([name, "--results", str(results), "--out-dir", str(tmp_path)]) == 0
     frame = pd.read_csv(tmp_path / f"{name}.csv", keep_default_na=False)
+    assert frame.columns[-1] == "data"
+    assert len(frame)
+    for data in frame["data"]:
+        assert data or name == "claims"  # one that is not tested has none
+        for source in filter(None, data.split("; ")):
+            file, _, which = source.partition(": ")
+            path = (ROOT if file.startswith("workflow/") else results) / file
+            assert path.is_file(), source
+            if which.startswith("runs "):
+                assert {*which.removeprefix("runs ").split(", ")} <= {*pd.read_csv(path, dtype=str)["run"]}, source
     # The columns of claims that do not fit on a page stand below the table, claim by claim.
     above, *below = (tmp_path / f"{name}.md").read_text().split("\n## ")
     lines = above.splitlines()
@@ -488,7 +497,7 @@ def test_a_table_is_written_as_csv_markdown_and_html(name, results, tmp_path):
     ("seconds", "unit"), [(0.02, "ms"), (3, "s"), (119, "s"), (600, "min"), (8000, "h"), (3 * 86400, "d")]
 )
 def test_time_unit(seconds, unit):
-    assert style.time_unit(seconds)[1] == unit
+    assert _page.time_unit(seconds)[1] == unit
 
 
 def test_the_plan_of_an_artefact_names_its_data_and_its_code():
@@ -498,7 +507,7 @@ def test_the_plan_of_an_artefact_names_its_data_and_its_code():
     assert f"{plan.results}/probes/iteration_time.csv" in needed["measured"]
     assert f"{plan.results}/bert_inversion.csv" in needed["measured"]
     assert needed["published"] == ["workflow/paper/iteration_time_ms.csv"]
-    assert {"workflow/bench/figures/_style.py", "workflow/bench/analysis/captions.py"} <= set(needed["code"])
+    assert {"workflow/bench/figures/_page.py", "workflow/bench/analysis/captions.py"} <= set(needed["code"])
     assert all(Path(file).is_file() for file in needed["code"] + needed["published"])
     # These figures are of the evidence and field tiers' experiments.
     of_field = {"fig17_curves_appendix", "fig17_families_appendix", "fig17_field", "fig17_ratios_appendix"}

@@ -172,5 +172,5 @@ def test_runs_of_other_experiments_alone_are_no_figure(here):
         table = pd.read_csv(here / f"bert_pretraining{suffix}").assign(experiment="bert_imdb")
         table.to_csv(here / f"bert_imdb{suffix}", index=False)
         (here / f"bert_pretraining{suffix}").unlink()
-    with pytest.raises(NoDataError, match="make timing"):
+    with pytest.raises(NoDataError, match=r"run python -m workflow\.bench\.timing --tier embedded first"):
         fig16_hardware.make(Results(here), here / "figures")

@@ -32,7 +32,6 @@ from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_training import SECONDS, accuracy, accuracy_rows, training_parts, write_training
 from workflow.bench.analysis import looks
 from workflow.bench.figures import _page
-from workflow.bench.figures import _style as style
 from workflow.bench.figures._panels import ended, targets
 from workflow.bench.figures.fig11_training_time import contests, equal_levels, to_level
 from workflow.bench.plan.experiment_files import label_of
@@ -329,14 +328,14 @@ def test_figure_2_leaves_the_start_out_if_it_would_flatten_the_rest(tmp_path, st
 
 @pytest.mark.parametrize("shift", range(4))
 def test_no_line_of_a_caption_begins_with_a_unit(shift):
-    figure, _ = style.new_figure(1, 1, height=1)
+    figure, _ = _page.new_figure(1, 1, height=1)
     _page.arrange(figure, [], "i" * shift + " 1 %" * 400, columns=1)
     assert not any(line.startswith("%") for line in figure.texts[-1].get_text().split("\n"))
 
 
 def test_a_legend_of_long_names_takes_fewer_columns_and_stays_inside():
     """All styles at once do not fit in the four columns that are allowed."""
-    figure, _ = style.new_figure(1, 1, height=1)
+    figure, _ = _page.new_figure(1, 1, height=1)
     _page.arrange(figure, [_page.line_entry(look) for look in looks.STYLES.values()], "a caption", columns=4)
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()

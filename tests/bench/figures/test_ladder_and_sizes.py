@@ -188,15 +188,6 @@ def test_the_ladder_s_table_has_a_row_for_each_rung(root: Path, tmp_path: Path):
     assert "MKOR's memory (one_side against one_vector) saves iterations over SGD on 0 of 2 workloads" in text
 
 
-@pytest.mark.parametrize("name", ["fig21_ladder", "fig22_batch_size", "fig23_width", "ladder"])
-def test_a_tier_without_the_experiment_says_so_in_one_line(name, tmp_path: Path, capsys):
-    assert main([name, "--results", str(tmp_path), "--out-dir", str(tmp_path / "out")]) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert error.startswith(f"{name}: no rows in ")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(("name", "write"), [("fig22_batch_size", write_batch_sizes), ("fig23_width", write_widths)])
 def test_single_runs_are_drawn_and_decide_nothing(name, write, tmp_path: Path):
     figure: Figure = figure_of(name, Results(write(tmp_path, range(1), 1)))

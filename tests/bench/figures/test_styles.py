@@ -11,9 +11,14 @@ from matplotlib.colors import to_rgb
 
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.ladder import BASES, EXPERIMENT, RUNGS
-from workflow.bench.figures import fig03_step_breakdown, fig05_rank1_error, fig08_kfac_spectra, fig18_factors
-from workflow.bench.figures._field import FAMILIES
-from workflow.bench.figures.fig17_curves_appendix import CURVES
+from workflow.bench.figures import (
+    fig03_step_breakdown,
+    fig05_rank1_error,
+    fig08_kfac_spectra,
+    fig17_curves_appendix,
+    fig18_factors,
+)
+from workflow.bench.figures.fig17_field import FAMILIES
 from workflow.bench.plan.artefacts import BENCH
 from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.support.config import CONFIG, read_mapping
@@ -74,7 +79,7 @@ def drawn_together() -> list[set[str]]:
                 experiments.setdefault((file.stem, tier == "paper"), set()).update(labels)
     stand_ins = {"base", "base_sharded"}
     probes = [set(labels) - stand_ins for file in PROBES for labels in read_literals(file, ["OPTIMIZERS"]).values()]
-    assert set(CURVES) <= {name for name, _ in experiments}
+    assert set(fig17_curves_appendix.EXPERIMENTS) <= {name for name, _ in experiments}
     ladder = [{base, *(f"{rung}{suffix}" for rung in RUNGS)} for base, suffix in BASES.items()]
     experiments.pop((EXPERIMENT, False), None)
     return [*experiments.values(), *ladder, *probes, *map(set, FAMILIES.values())]

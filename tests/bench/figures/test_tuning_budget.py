@@ -24,19 +24,22 @@ def figure(tmp_path: Path) -> Iterator[Figure]:
     plt.close("all")
 
 
+def mean_best(label: str, *, by_steps: bool) -> list[float]:
+    """Return the best of each number of trials, the mean over draws and studies, from the rows of an optimizer."""
+    column = "steps_to_target" if by_steps else "score"
+    mine = [row for row in trial_rows("", "", by_steps=by_steps) if row["optimizer"] == label]
+    studies = [
+        [float("inf") if row[column] is None else row[column] for row in mine if row["study"] == study]
+        for study in (0, 1)
+    ]
+    return [sum(pair) / 2 for pair in zip(*map(expected_best, studies), strict=True)]
+
+
 def test_a_panel_shows_each_optimizer_s_mean_over_studies(figure: Figure):
-    """Truth: the table's own rows."""
     for index, by_steps in ((0, False), (1, True)):
         panel = figure.axes[index]
-        rows = list(trial_rows("", "", by_steps=by_steps))
         for line, label in zip(panel.lines, ("sgd", "kaisa", "mkor"), strict=True):  # the legend's order
-            column = "steps_to_target" if by_steps else "score"
-            mine = [row for row in rows if row["optimizer"] == label]
-            studies = [
-                [float("inf") if row[column] is None else row[column] for row in mine if row["study"] == study]
-                for study in (0, 1)
-            ]
-            means = [sum(pair) / 2 for pair in zip(*map(expected_best, studies), strict=True)]
+            means = mean_best(label, by_steps=by_steps)
             finite = {n: mean for n, mean in enumerate(means, start=1) if mean < float("inf")}
             assert dict(zip(xs(line), ys(line), strict=True)) == pytest.approx(finite)
             assert xs(line)[-1] == TRIALS
@@ -77,16 +80,8 @@ def test_the_figure_has_what_half_of_the_trials_would_cost(tmp_path: Path):
     """Truth: the best of three of six trials against the best of all, the mean over draws and studies."""
     figure = figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=tuple(write_trials(tmp_path))))
     (axes,) = figure.axes
-    costs = []
-    for by_steps in (False, True):
-        column = "steps_to_target" if by_steps else "score"
-        mine = [row for row in trial_rows("", "", by_steps=by_steps) if row["optimizer"] == "mkor"]
-        studies = [
-            [float("inf") if row[column] is None else row[column] for row in mine if row["study"] == study]
-            for study in (0, 1)
-        ]
-        means = [sum(pair) / 2 for pair in zip(*map(expected_best, studies), strict=True)]
-        costs.append(100 * (means[TRIALS // 2 - 1] / means[-1] - 1))
+    means = [mean_best("mkor", by_steps=by_steps) for by_steps in (False, True)]
+    costs = [100 * (mean[TRIALS // 2 - 1] / mean[-1] - 1) for mean in means]
     dots = xs(lines_of(axes, "mkor", ".")[0])
     assert dots[:2] == pytest.approx(costs)
     assert f"MKOR {np.median(dots):.1f} %" in title_of(figure)

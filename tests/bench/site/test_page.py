@@ -21,8 +21,7 @@ from workflow.bench import snakemake_report
 from workflow.bench.analysis.captions import as_rst
 from workflow.bench.analysis.descriptions import parse
 from workflow.bench.analysis.looks import style_of
-from workflow.bench.figures._page import save
-from workflow.bench.figures._style import new_figure
+from workflow.bench.figures._page import new_figure, save
 from workflow.bench.plan.artefacts import Artefact, available, description
 from workflow.bench.report import main
 from workflow.bench.results.rows import read_csv, write_csv

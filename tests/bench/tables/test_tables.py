@@ -20,17 +20,11 @@ from tests.support.synthetic_probes import SLOPES, step_time, write_probe
 from tests.support.synthetic_tables import LABELS, TASKS, final_score, pretraining, write_tables
 from workflow.bench.analysis.lr_outcomes import converging_rates, outcome_of, outcomes
 from workflow.bench.make_artefact import main
-from workflow.bench.plan.artefacts import available
 from workflow.bench.results.sources import Source, Sources, files_in, from_rows, from_runs
 from workflow.bench.results.tables import Results, published
-from workflow.bench.support.config import ROOT
 from workflow.bench.tables._files import write_table
 from workflow.bench.tables._finetuning import counterpart
 from workflow.bench.tables.published_consistency import Derived, Printed, compare, derive
-
-ELSEWHERE = ("claims", "hardware", "field_results", "field_costs", "ladder")
-"""The tables that other modules test."""
-TABLES = [name for name in available("tables") if name not in ELSEWHERE]
 
 
 @pytest.fixture(scope="module")
@@ -65,22 +59,6 @@ def change(root: Path, experiment: str, wanted: str, **values: str | float | Non
                 frame.loc[chosen_rows, column] = value
         frame.to_csv(file, index=False)
     return sorted(set(frame.loc[chosen_rows, "run"]))
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_every_row_of_a_table_names_its_sources(name, results, tmp_path):
-    table = make(name, results, tmp_path)
-    assert table.columns[-1] == "data"
-    assert len(table)
-    for data in table["data"]:
-        assert data
-        for source in data.split("; "):
-            file, _, which = source.partition(": ")
-            path = (ROOT if file.startswith("workflow/") else results) / file
-            assert path.is_file(), source
-            if which.startswith("runs "):
-                there = set(pd.read_csv(path, dtype=str)["run"])
-                assert set(which.removeprefix("runs ").split(", ")) <= there, source
 
 
 def test_sources_are_named_once_and_shortened_for_people():

@@ -48,12 +48,14 @@ def number(value: float, digits: int = 3, *, infinity: str = "not reached") -> s
     return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
 
 
-def estimated(estimate: Estimate, runs: Sequence[float] = ()) -> str:
-    """Return the text of an estimate, with its interval if it has one.
+def estimated(estimate: Estimate | None, runs: Sequence[float] = ()) -> str:
+    """Return the text of an estimate, with its interval if it has one; empty without an estimate.
 
     runs: the values behind it. Two or three stand in parentheses in place of an interval, which is so wide that it says
     less than they do.
     """
+    if estimate is None:
+        return ""
     if estimate.has_interval and 2 <= len(runs) <= FEW:
         return f"{number(estimate.value)} ({', '.join(map(number, runs))})"
     interval = f" [{number(estimate.low)}, {number(estimate.high)}]" if estimate.has_interval else ""

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from workflow.bench.figures import _style as style
+from workflow.bench.figures import _page as page
 
 INPUTS: Final = "#BFDDF2"
 """Fill for a layer's inputs: X, a, the right factor."""
@@ -22,7 +22,7 @@ WIDTH: Final = 390.0
 
 def canvas(height: float) -> tuple[Figure, Axes]:
     """Return an empty figure, ``height`` points high, and its axes, whose units are points from the lower left."""
-    figure, ((panel,),) = style.new_figure(1, 1, height=(height + 6) / 72)
+    figure, ((panel,),) = page.new_figure(1, 1, height=(height + 6) / 72)
     panel.set_axis_off()
     panel.set(xticks=[], yticks=[], xlim=(0, WIDTH), ylim=(-1, height + 1), aspect="equal")
     return figure, panel
@@ -41,7 +41,7 @@ def matrix(
 
     ``rows`` is the number of rows to tell apart by thin lines.
     """
-    axes.add_patch(Rectangle((x, y), width, height, facecolor=fill, edgecolor=style.INK, linewidth=0.7, zorder=2))
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=fill, edgecolor=page.INK, linewidth=0.7, zorder=2))
     for row in range(1, rows):
         at = y + height * row / rows
         axes.plot([x, x + width], [at, at], color="white", linewidth=0.8, zorder=3)
@@ -52,14 +52,14 @@ def matrix(
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
     """Draw an arrow between two points."""
     look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 6, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
-    axes.add_patch(FancyArrowPatch(start, end, color=style.INK, zorder=3, **look))
+    axes.add_patch(FancyArrowPatch(start, end, color=page.INK, zorder=3, **look))
 
 
 def write(axes: Axes, x: float, y: float, text: str, *, size: float = 7.5, **look: Any) -> None:
     """Write text at (x, y), centered unless ``look`` aligns it otherwise."""
-    axes.text(x, y, text, fontsize=size, **{"ha": "center", "va": "center", "color": style.INK, **look})
+    axes.text(x, y, text, fontsize=size, **{"ha": "center", "va": "center", "color": page.INK, **look})
 
 
 def remark(axes: Axes, x: float, y: float, text: str, *, size: float = 6.5, **look: Any) -> None:
     """Write small gray text at (x, y)."""
-    write(axes, x, y, text, size=size, color=style.SOFT, **look)
+    write(axes, x, y, text, size=size, color=page.SOFT, **look)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.curves import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum
-from workflow.bench.analysis.time_to_target import reaching
-from workflow.bench.figures import _style as style
+from workflow.bench.figures import _page as page
 from workflow.bench.figures._panels import ROW_AT_EDGE, annotate, explain_empty
 from workflow.bench.results.tables import NoDataError
 
@@ -99,12 +98,12 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
         explain_empty(axes, str(error))
         return
     assert base is not None
-    axes.axvline(0, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(0, color=page.GUIDE, linewidth=0.8)
     centers, runs = [0.0], {}
     for row, label in enumerate(labels):
         if label not in changes:
             white = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-            annotate(axes, "not run", (0.97, row), ROW_AT_EDGE, ha="right", color=style.SOFT, bbox=white)
+            annotate(axes, "not run", (0.97, row), ROW_AT_EDGE, ha="right", color=page.SOFT, bbox=white)
             continue
         finite = [value for value in changes[label] if math.isfinite(value)]
         if label == base:  # its difference from itself, as the scale of the others
@@ -142,39 +141,13 @@ def _draw_inside(axes: Axes, values: Sequence[float], row: float, label: str) ->
     low, high = axes.get_xlim()
     draw_runs(axes, [value for value in values if low <= value <= high], row, label)
     look: dict[str, Any] = {"color": looks.style_of(label).color, "linestyle": "none", "markersize": 3.5}
-    for edge, marker, outside in (
-        (low, "<", any(value < low for value in values)),
-        (high, ">", any(value > high for value in values)),
-    ):
-        if outside:
+    for edge, marker, is_beyond in ((low, "<", min(values) < low), (high, ">", max(values) > high)):
+        if is_beyond:
             axes.plot(edge, row + 0.26, marker=marker, zorder=5, clip_on=False, **look)
 
 
 def write_beside(axes: Axes, row: float, text: str, header: str) -> None:
     """Write a text to the right of a row, outside of the panel, and once the header above all of them."""
-    annotate(axes, text, (1, row), ROW_AT_EDGE, xytext=(3, 0), color=style.SOFT)
+    annotate(axes, text, (1, row), ROW_AT_EDGE, xytext=(3, 0), color=page.SOFT)
     if header not in {written.get_text() for written in axes.texts}:
-        annotate(axes, header, (1, 1), xytext=(3, 1.5), color=style.SOFT, va="bottom")
-
-
-def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]], scale: float) -> None:
-    """Draw one row per label: dots are runs, the marker is their estimate with its interval.
-
-    To the right stands how many of a label's runs reached the target, if not all of them.
-
-    Args:
-        axes: the panel.
-        took: time or steps to the target by label and seed, infinite for a run that never reached it.
-        scale: the unit of the axis.
-    """
-    for row, (label, unscaled) in enumerate(took.items()):
-        times = {seed: value / scale for seed, value in unscaled.items()}
-        summary = reaching(times)
-        if summary is None:
-            continue
-        reached = [value for value in times.values() if math.isfinite(value)]
-        draw_runs(axes, reached, row, label)
-        if math.isfinite(summary.took.value):
-            draw_estimate(axes, summary.took, row, label, runs=list(times.values()))
-        if summary.censored:
-            write_beside(axes, row, f"{summary.reached} of {summary.runs}", "reached")
+        annotate(axes, header, (1, 1), xytext=(3, 1.5), color=page.SOFT, va="bottom")

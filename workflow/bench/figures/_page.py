@@ -1,4 +1,7 @@
-"""The page of a figure: title and legend above the panels, the caption below, and the files."""
+"""The page of a figure: its theme and panels, title and legend above them, the caption below, and the files.
+
+`analysis.looks` has the look of each method.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final, Required, TypedDict
+from typing import Any, Final
 
 import matplotlib as mpl
+
+mpl.use("Agg")
+
 import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,15 +31,39 @@ from matplotlib.ticker import MaxNLocator
 
 from workflow.bench.analysis import captions, looks
 from workflow.bench.analysis.descriptions import described
-from workflow.bench.analysis.estimates import Estimate, shown_level
-from workflow.bench.figures import _style as style
+from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.support.files import write_atomically
+
+WIDTH: Final = 5.5
+"""Inches: the text width of a one-column paper."""
+INK: Final = "#222222"
+SOFT: Final = "#666666"
+GUIDE: Final = "#444444"
+"""Color of everything that belongs to no method: targets, published values, lines of no difference."""
+MODEL_LINE: Final = "--"
+
+_FONT_SCALE: Final = 0.885
+"""8.5 points for titles and labels of axes, 7.8 for ticks and legends."""
+_THEME: Final[Any] = {
+    "axes.grid": True,
+    "axes.linewidth": 0.6,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.5,
+    "lines.markersize": 4,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # TrueType: text in a PDF can be searched
+    "savefig.dpi": 220,
+    "svg.hashsalt": "figure",
+}
+"""Differences from seaborn's theme for papers."""
 
 _CAPTION_POINTS: Final = 6.0
 _CAPTION_LINES: Final = 2
 """The most lines below the panels: who shows the picture has no use for the settings, which stand in its `.rst`."""
 _TITLE_POINTS: Final = 8.6
-_TEXT_WIDTH: Final = 0.985 * style.WIDTH * 72
+_TEXT_WIDTH: Final = 0.985 * WIDTH * 72
 """Points that the title and the caption may be wide."""
 _LEAST_TICKS: Final = 3
 _RULES: Final[Mapping[str, str]] = {
@@ -63,6 +96,55 @@ footer = partial(captions.footer, names=NAMES)
 precisions = partial(captions.precisions, names=NAMES)
 
 
+# Panels
+
+
+def new_figure(rows: int, columns: int, *, height: float, **options: Any) -> tuple[Figure, np.ndarray]:
+    """Return a figure of ``rows x columns`` panels, one text column wide and ``height`` inches high, and its axes."""
+    # Matplotlib ships this font. Other fonts are not on every machine, so figures would differ.
+    sns.set_theme(context="paper", style="ticks", font="DejaVu Sans", font_scale=_FONT_SCALE, rc=_THEME)
+    figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, height), layout="constrained", squeeze=False, **options)
+    return figure, axes
+
+
+def split_row(figure: Figure, panels: np.ndarray, number: int) -> list[Axes]:
+    """Put so many panels in the place of a row's, which may be another number, and return them."""
+    place = panels[0].get_subplotspec()
+    cells = place.get_gridspec()[place.rowspan.start, :].subgridspec(1, number)
+    for panel in panels:
+        panel.remove()
+    return [figure.add_subplot(cells[0, column]) for column in range(number)]
+
+
+def probed_workloads(rows: pd.DataFrame) -> list[str]:
+    """Return the workloads of a probe's rows in the order of all figures: these three first, the others by name."""
+    timed = set(rows["workload"].dropna().astype(str))
+    first = [name for name in ("bert", "resnet", "autoencoder") if name in timed]
+    return first + sorted(timed - set(first))
+
+
+def seaborn_looks(by_name: Mapping[str, looks.MethodStyle]) -> dict[str, Any]:
+    """Return the arguments with which seaborn's ``lineplot`` draws each name in its look, by hue and style."""
+    return {
+        "hue_order": list(by_name),
+        "style_order": list(by_name),
+        "palette": {name: look.color for name, look in by_name.items()},
+        "markers": {name: look.marker for name, look in by_name.items()},
+        "dashes": {name: "" if look.line == "-" else look.line[1] for name, look in by_name.items()},
+    }
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Return the unit in which ``seconds`` is easy to read: its length in seconds, and its symbol."""
+    for length, symbol in ((2 * 86400, "d"), (2 * 3600, "h"), (2 * 60, "min")):
+        if seconds >= length:
+            return length / 2, symbol
+    return (1.0, "s") if seconds >= 0.5 else (1e-3, "ms")
+
+
+# The legend
+
+
 def line_entry(look: looks.MethodStyle, **instead: Any) -> Artist:
     """Return a legend's entry with a method's line and marker; ``instead`` replaces properties of the line."""
     shown = {"color": look.color, "linestyle": look.line, "marker": look.marker, "label": look.name}
@@ -81,7 +163,7 @@ def marker_entry(look: looks.MethodStyle, **instead: Any) -> Artist:
 
 def guide_entry(name: str, **look: Any) -> Artist:
     """Return an entry for what belongs to no method: targets, formulas, runs."""
-    return Line2D([], [], label=name, **({"color": style.GUIDE} | look))
+    return Line2D([], [], label=name, **({"color": GUIDE} | look))
 
 
 def band_entry(name: str) -> Artist:
@@ -95,13 +177,6 @@ def bar_entry() -> Artist:
     return guide_entry(f"{shown_level()} interval", color="#777777", **look)
 
 
-def draw_bars(axes: Axes, places: Iterable[float], estimates: Iterable[Estimate], color: str) -> None:
-    """Draw the interval of each estimate that has one as a bar at its place on the horizontal axis."""
-    for place, found in zip(places, estimates, strict=True):
-        if found.has_interval:
-            axes.vlines(place, found.low, found.high, color=color, linewidth=1.4, alpha=0.5)
-
-
 def hollow_entry(name: str, marker: str = "o", **look: Any) -> Artist:
     """Return an entry with a hollow marker, by convention that of a published value."""
     return guide_entry(name, linestyle="none", marker=marker, markerfacecolor="none", **look)
@@ -112,24 +187,19 @@ def published_entry(name: str) -> Artist:
     return hollow_entry(name, markeredgewidth=1.1)
 
 
-class Texts(TypedDict, total=False):
-    """The texts of a figure, as `save` takes them."""
-
-    caption: Required[str]
-    message: str
-    reading: str
+# The whole
 
 
 def save(
     figure: Figure,
     folder: Path,
     name: str,
-    *,
     legend: Sequence[Artist],
     caption: str,
-    columns: int = 3,
     message: str = "",
     reading: str = "",
+    *,
+    columns: int = 3,
 ) -> list[Path]:
     """Add title, legend and two lines of caption to a figure, write it to ``folder`` and return its files.
 
@@ -139,9 +209,9 @@ def save(
         name: the name of the files, without a suffix.
         legend: the entries of the legend; without entries the figure has no legend.
         caption: one paragraph of plain text, for the site and the file ``.rst``; the picture has its first sentence.
-        columns: the most columns that the legend may have.
         message: what these data show, the title; without it the title of the description.
         reading: a sentence below the panels on how to read them.
+        columns: the most columns that the legend may have.
     """
     description = described(name)
     # The figure's number stands below the panels.
@@ -185,11 +255,11 @@ def arrange(figure: Figure, legend: Sequence[Artist], caption: str, columns: int
     figure.set_size_inches(width, total)
     figure.set_layout_engine("constrained", rect=(0, below / total, 1, height / total))
     if title:
-        look: dict[str, Any] = {"fontsize": _TITLE_POINTS, "fontweight": "bold", "color": style.INK, "va": "top"}
+        look: dict[str, Any] = {"fontsize": _TITLE_POINTS, "fontweight": "bold", "color": INK, "va": "top"}
         figure.text(0.008, 1 - 4 / 72 / total, "\n".join(head), **look)
     if legend:
         figure.legend(handles=list(legend), loc="upper center", ncol=columns, bbox_to_anchor=(0.5, 1 - titled / total))
-    look = {"fontsize": _CAPTION_POINTS, "color": style.GUIDE, "va": "bottom", "linespacing": 1.25}
+    look = {"fontsize": _CAPTION_POINTS, "color": GUIDE, "va": "bottom", "linespacing": 1.25}
     figure.text(0.008, 3 / 72 / total, "\n".join(lines), **look)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import zlib
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,9 +17,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.curves import curve
-from workflow.bench.analysis.estimates import median_minimum, shown_level
+from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_level
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _style as style
 from workflow.bench.results.columns import ENDED
 
 ROW_AT_EDGE: Final = ("axes fraction", "data")
@@ -43,14 +42,14 @@ def explain_empty(axes: Axes, reason: str, *, width: int = 34) -> None:
     """Write into an empty panel why it is empty, in lines of at most ``width`` characters."""
     white: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
     lines = "\n".join(textwrap.wrap(reason, width))
-    annotate(axes, lines, (0.5, 0.5), ha="center", fontsize=7, color=style.SOFT, bbox=white)
+    annotate(axes, lines, (0.5, 0.5), ha="center", fontsize=7, color=page.SOFT, bbox=white)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.grid(visible=False)
 
 
 def fixed_ticks(axis: Axis, values: Iterable[float]) -> None:
-    """Put ticks at ``values`` alone, with plain numbers (0.5, 1000) as their labels."""
+    """Put ticks at ``values`` alone, as far as the axis shows them, with plain numbers (0.5, 1000) as their labels."""
     axis.set_major_locator(FixedLocator(sorted(float(value) for value in values)))
     axis.set_major_formatter(_PLAIN)
     axis.set_minor_locator(NullLocator())
@@ -150,8 +149,7 @@ def profile_axes(axes: Axes, end: float) -> None:
     """Set the axes of performance profiles: factors of the best from 1 to ``end``, and shares solved in per cent."""
     axes.set_xscale("log")
     axes.set_xlim(1, end)
-    ticks = (1, 2, 4, 8) if end > 4 else (1, 1.5, 2, 3) if end > 2 else (1, 1.2, 1.5, 2)
-    fixed_ticks(axes.xaxis, [tick for tick in ticks if tick <= end])
+    fixed_ticks(axes.xaxis, (1, 2, 4, 8) if end > 4 else (1, 1.5, 2, 3) if end > 2 else (1, 1.2, 1.5, 2))
     axes.set_ylim(-0.03, 1.03)
     axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
 
@@ -179,7 +177,7 @@ def targets(runs: pd.DataFrame, split: str, metric: str) -> list[float]:
 
 def time_scale(metrics: pd.DataFrame) -> tuple[float, str]:
     """Return the unit in which the training time of ``metrics`` is easy to read: its seconds, and its symbol."""
-    return style.time_unit(max(float(metrics["train_seconds"].max()), 1.0))
+    return page.time_unit(max(float(metrics["train_seconds"].max()), 1.0))
 
 
 def draw_curves(
@@ -236,7 +234,31 @@ def draw_curves(
     for label, rows in by_label.items():
         _mark_failures(axes, rows, looks.style_of(label).color)
     for goal in goals:
-        axes.axhline(goal, color=style.GUIDE, linewidth=0.7, zorder=1)
+        axes.axhline(goal, color=page.GUIDE, linewidth=0.7, zorder=1)
+
+
+def draw_estimates(
+    axes: Axes, estimates: Mapping[int, Estimate] | Mapping[float, Estimate], label: str, place: float, **instead: Any
+) -> None:
+    """Draw a label's estimates over the numbers that they belong to, times ``place``, each interval as a bar.
+
+    instead: replaces properties of the line.
+    """
+    look = looks.style_of(label)
+    x = [place * number for number in estimates]
+    line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.1}
+    axes.plot(x, [found.value for found in estimates.values()], **(line | instead))
+    for at, found in zip(x, estimates.values(), strict=True):
+        if found.has_interval:
+            axes.vlines(at, found.low, found.high, color=look.color, linewidth=1.4, alpha=0.5)
+
+
+def places_beside(labels: Sequence[str], apart: float) -> dict[str, float]:
+    """Return a factor for each label that moves its markers on a logarithmic axis, so that no interval covers another.
+
+    apart: the distance of two labels in the logarithm of the axis.
+    """
+    return {label: math.exp(apart * (index - (len(labels) - 1) / 2)) for index, label in enumerate(labels)}
 
 
 def _mark_failures(axes: Axes, metrics: pd.DataFrame, color: str) -> None:

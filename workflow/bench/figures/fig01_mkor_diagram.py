@@ -8,8 +8,7 @@ from typing import Final
 from matplotlib.axes import Axes
 
 from workflow.bench.figures._diagram import INPUTS, OUTPUTS, PLAIN, WIDTH, arrow, band, canvas, matrix, remark, write
-from workflow.bench.figures._page import save
-from workflow.bench.figures._style import SOFT
+from workflow.bench.figures._page import SOFT, save
 from workflow.bench.results.tables import Results
 
 _LEFT: Final = 20.0  # edge of the stages' frames; the brackets stand left of it
@@ -55,7 +54,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     ):
         axes.plot([15, 11, 11, 15], [top - 1, top - 1, bottom + 1, bottom + 1], color=SOFT, linewidth=0.8)
         remark(axes, 5, (top + bottom) / 2, text, size=7, rotation=90)
-    return save(figure, folder, "fig01_mkor_diagram", legend=[], caption=CAPTION, message=MESSAGE)
+    return save(figure, folder, "fig01_mkor_diagram", [], CAPTION, MESSAGE)
 
 
 def _statistics(axes: Axes, middle: float) -> None:

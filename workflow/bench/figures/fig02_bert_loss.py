@@ -9,15 +9,15 @@ from statistics import median
 from typing import Final
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.step_times import StepTimes, timed
-from workflow.bench.analysis.time_to_target import budgets, to_target
+from workflow.bench.analysis.time_to_target import budgets, reaching, to_target
 from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("bert_pretraining",)
@@ -42,11 +42,7 @@ _OTHER_SCHEDULE: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw validation loss over steps and over training seconds; below, final differences and training times.
-
-    Raises:
-        NoDataError: no run of bert_pretraining has a validation loss.
-    """
+    """Draw validation loss over steps and over training seconds; below, final differences and training times."""
     (name,) = EXPERIMENTS
     measured = timed(StepTimes(results.probe("step_time")), results.runs(name), results.metrics(name))
     runs, metrics = measured.runs, measured.metrics
@@ -55,7 +51,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"no validation loss in {results.root / 'bert_pretraining.csv'}: run bert_pretraining first.")
     labels = looks.in_order(losses["optimizer"])
     rows = 0.15 * len(labels) + 0.15
-    figure, axes = style.new_figure(2, 2, height=2.75 + rows, height_ratios=(1.9, rows))
+    figure, axes = page.new_figure(2, 2, height=2.75 + rows, height_ratios=(1.9, rows))
     base = forest.base_of(runs)
     drawn = losses[losses["optimizer"].isin({*CURVES, base or labels[0]})]
     drawn = drawn if len(drawn) else losses
@@ -75,7 +71,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     end = float(losses["train_seconds"].max()) / length
     for panel in axes[:, 1]:
         panel.set_xlim(-0.03 * end, 1.03 * end)
-    forest.draw_times_to_target(axes[1, 1], took, length)
+    _draw_times(axes[1, 1], took, length)
     forest.name_rows(axes[1, 1], [""] * len(labels))
     axes[1, 1].set_xlabel(f"training time {'to the target' if goals else 'of the run'} ({unit})")
     notes = [*_NOTES, measured.note(looks.workload_name)]
@@ -87,7 +83,24 @@ def make(results: Results, folder: Path) -> list[Path]:
     text = page.caption(results, runs, notes=notes)
     title = _message(runs, comparable, took, "time to the target" if goals else "time")
     reading = "Below: all optimizers; dots are runs, left is better."
-    return page.save(figure, folder, "fig02_bert_loss", legend=legend, caption=text, message=title, reading=reading)
+    return page.save(figure, folder, "fig02_bert_loss", legend, text, title, reading)
+
+
+def _draw_times(axes: Axes, took: Mapping[str, Mapping[int, float]], scale: float) -> None:
+    """Draw a row for each label: dots are runs, the marker is their estimate with its interval, if it is finite.
+
+    took: by label and seed, infinite for a run that never reached the target; scale: the unit of the axis. To the right
+    stands how many of a label's runs reached the target, if not all of them.
+    """
+    for row, (label, unscaled) in enumerate(took.items()):
+        times = {seed: value / scale for seed, value in unscaled.items()}
+        if (summary := reaching(times)) is None:
+            continue
+        forest.draw_runs(axes, [value for value in times.values() if math.isfinite(value)], row, label)
+        if math.isfinite(summary.took.value):
+            forest.draw_estimate(axes, summary.took, row, label, runs=list(times.values()))
+        if summary.censored:
+            forest.write_beside(axes, row, f"{summary.reached} of {summary.runs}", "reached")
 
 
 def _message(runs: pd.DataFrame, losses: pd.DataFrame, took: Mapping[str, Mapping[int, float]], quantity: str) -> str:

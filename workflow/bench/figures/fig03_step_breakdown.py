@@ -14,7 +14,6 @@ from matplotlib.patches import Patch
 from workflow.bench.analysis import looks
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 PROBES = ("step_breakdown",)
@@ -73,7 +72,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, column: str, shown: Sequence[PhaseBar]
         # In heights of a bar: bars of one optimizer that differ in workers alone touch.
         gap = 0.0 if index == 0 else 1.0 if shown[index - 1][:2] == bar[:2] else 1.45
         places.append(gap + (places[-1] if places else 0.0))
-        chosen = rows[(rows[_KEYS] == bar).all(axis=1)]
+        chosen = rows[(rows[_KEYS] == [*bar]).all(axis=1)]
         if chosen.empty:
             panels.annotate(axes, "not measured", (0.02, places[-1]), panels.ROW_AT_EDGE)
         else:
@@ -115,13 +114,9 @@ def _label(axes: Axes, shown: Sequence[PhaseBar], base_name: str) -> None:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the optimizer's phases of the average and of the refreshing step, by workload and number of workers.
-
-    Raises:
-        NoDataError: the probe step_breakdown has no rows.
-    """
+    """Draw the optimizer's phases of the average and of the refreshing step, by workload and number of workers."""
     rows = results.some_rows("step_breakdown")
-    names = [name for name in WORKLOADS if name in set(rows["workload"])] or style.probed_workloads(rows)
+    names = [name for name in WORKLOADS if name in set(rows["workload"])] or page.probed_workloads(rows)
     shown = rows[rows["workload"].isin(names)]
     base = bases(shown)
     base_name = ", ".join(looks.style_of(base[name]).name for name in names if name in base)
@@ -131,7 +126,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     by_column = {column: drawn for column in STEPS if (drawn := bars(shown, column))}
     sizes = [len(drawn) + 2 for drawn in by_column.values()]
     height = 0.3 + 0.16 * sum(sizes)
-    figure, axes = style.new_figure(len(by_column), len(names), height=height, height_ratios=sizes, sharey="row")
+    figure, axes = page.new_figure(len(by_column), len(names), height=height, height_ratios=sizes, sharey="row")
     for row, (column, drawn) in zip(axes, by_column.items(), strict=True):
         for panel, workload in zip(row, names, strict=True):
             _draw(panel, shown[shown["workload"] == workload], column, drawn)
@@ -145,16 +140,12 @@ def make(results: Results, folder: Path) -> list[Path]:
         page.guide_entry("one repeat", color="#000000", marker="o", markersize=3, linestyle="none"),
     ]
     notes = _notes(shown, base_name)
-    if not_drawn := [looks.workload_name(name) for name in style.probed_workloads(rows) if name not in names]:
+    if not_drawn := [looks.workload_name(name) for name in page.probed_workloads(rows) if name not in names]:
         notes.append(f"also timed, not drawn: {', '.join(not_drawn)}")
     absent = [f"{name} in probe step_breakdown" for name in WORKLOADS if name not in names]
     text = page.footer(results, shown, notes=notes, absent=absent)
-    texts: page.Texts = {
-        "caption": text,
-        "message": _message(shown, names),
-        "reading": f"{base_name}: the base optimizers alone." if base_name else "",
-    }
-    return page.save(figure, folder, "fig03_step_breakdown", legend=legend, **texts)
+    reading = f"{base_name}: the base optimizers alone." if base_name else ""
+    return page.save(figure, folder, "fig03_step_breakdown", legend, text, _message(shown, names), reading)
 
 
 def _message(shown: pd.DataFrame, names: Sequence[str]) -> str:

@@ -16,7 +16,6 @@ from workflow.bench.analysis.curves import last_common_values
 from workflow.bench.analysis.estimates import estimate, median_minimum
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results, published
 
 EXPERIMENTS = ("autoencoder_inversion", "bert_inversion")
@@ -34,11 +33,7 @@ Workloads without times and runs have no column.
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw (a) the mean iteration time and (b) the validation loss over the inverse update period, by workload.
-
-    Raises:
-        NoDataError: neither the probe nor one of the two experiments has results.
-    """
+    """Draw (a) the mean iteration time and (b) the validation loss over the inverse update period, by workload."""
     times = results.probe("iteration_time")
     paper = published("iteration_time_ms")
     metrics = {experiment: results.metrics(experiment) for experiment in EXPERIMENTS}
@@ -50,7 +45,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         for workload, (experiment, model) in WORKLOADS.items()
         if (times["workload"] == workload).any() or len(results.runs(experiment))
     }
-    figure, axes = style.new_figure(2, len(shown), height=4.3, sharex="col")
+    figure, axes = page.new_figure(2, len(shown), height=4.3, sharex="col")
     periods = sorted({*map(float, paper["inverse_update_period"]), *map(float, times["inverse_update_period"])})
     labels = {name.lower() for name in paper["optimizer"]}
     steps: list[str] = []
@@ -76,9 +71,10 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[1, 0].set_ylabel("(b) validation loss")
     legend = page.entries_of(labels)
     for name in paper["optimizer"].unique():
-        marker = looks.style_of(name.lower()).marker
-        legend.append(page.hollow_entry(f"{style.paper_name(name)}, published", marker))
-    dot = page.guide_entry("one run", marker=".", markersize=4, linestyle="none")
+        look = looks.style_of(name.lower())
+        # The paper's own name, but KFAC's as in the legend.
+        legend.append(page.hollow_entry(f"{look.name if name == 'KAISA' else name}, published", look.marker))
+    legend += [page.bar_entry(), page.guide_entry("one run", marker=".", markersize=4, linestyle="none")]
     notes = ["(a) " + _time_note(times), *page.precisions(times)] if not times.empty else []
     if steps:
         notes.append(f"(b) last evaluation at equal iterations: {', '.join(steps)}")
@@ -86,13 +82,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     absent += [experiment for experiment, frame in metrics.items() if frame.empty]
     runs = pd.concat([results.runs(experiment) for experiment in EXPERIMENTS], ignore_index=True)
     text = page.caption(results, runs, notes=notes, absent=absent)
-    entries = [*legend, page.bar_entry(), dot]
-    texts: page.Texts = {
-        "caption": text,
-        "message": _message(times),
-        "reading": "Hollow: as published, on the paper's GPUs.",
-    }
-    return page.save(figure, folder, "fig04_inversion_frequency", legend=entries, **texts)
+    reading = "Hollow: as published, on the paper's GPUs."
+    return page.save(figure, folder, "fig04_inversion_frequency", legend, text, _message(times), reading)
 
 
 def _message(times: pd.DataFrame) -> str:
@@ -120,7 +111,7 @@ def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any)
 
     if rows.empty:
         return
-    by_method = style.seaborn_looks({label: looks.style_of(label) for label in looks.in_order(rows["optimizer"])})
+    by_method = page.seaborn_looks({label: looks.style_of(label) for label in looks.in_order(rows["optimizer"])})
     lines: dict[str, Any] = {"x": x, "y": y, "hue": "optimizer", "style": "optimizer", "legend": False, "ax": axes}
     lines |= by_method | look | {"markersize": 5, "markeredgewidth": 0.4}
     sns.lineplot(rows, estimator=lambda values: estimate(values).value, errorbar=interval, **lines)
@@ -150,16 +141,16 @@ def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
     finite = last[np.isfinite(last["value"].astype(float))]
     _draw_estimates(axes, finite, "x", "value", err_style="bars", err_kws={"elinewidth": 1.2})
     axes.set_ylabel("")
-    for (label, _), rows in finite.groupby(["optimizer", "x"]):
-        if len(rows) < median_minimum():
-            values = rows["value"].astype(float)
-            axes.plot(rows["x"], values, ".", color=looks.style_of(str(label)).color, markersize=4, alpha=0.7)
     for (label, _), rows in last.groupby(["optimizer", "x"]):
-        failed = int((rows["value"] == math.inf).sum())
-        if failed:
-            look: dict[str, Any] = {"ha": "center", "va": "top", "color": looks.style_of(str(label)).color}
+        at = float(rows["x"].iloc[0])
+        color, values = looks.style_of(str(label)).color, rows["value"].astype(float)
+        ended = values[np.isfinite(values)]
+        if len(ended) < median_minimum():
+            axes.plot([at] * len(ended), ended, ".", color=color, markersize=4, alpha=0.7)
+        if failed := int((values == math.inf).sum()):
+            look: dict[str, Any] = {"ha": "center", "va": "top", "color": color, "rotation": 90}
             text = f"× {failed} of {len(rows)} failed"
-            panels.annotate(axes, text, (rows["x"].iloc[0], 0.98), ("data", "axes fraction"), rotation=90, **look)
+            panels.annotate(axes, text, (at, 0.98), ("data", "axes fraction"), **look)
 
 
 def _time_note(times: pd.DataFrame) -> str:

@@ -14,7 +14,6 @@ from matplotlib.patches import Patch
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.looks import MethodStyle
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 PROBES = ("rank1_error",)
@@ -43,20 +42,16 @@ def _draw(axes: Axes, errors: pd.DataFrame) -> None:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the relative errors of all layers, iterations and seeds by workload, side and approximation.
-
-    Raises:
-        NoDataError: the probe rank1_error has no rows.
-    """
+    """Draw the relative errors of all layers, iterations and seeds by workload, side and approximation."""
     rows = results.some_rows("rank1_error")
-    names = style.probed_workloads(rows)
-    figure, axes = style.new_figure(1, len(names), height=2.6, sharey=True)
+    names = page.probed_workloads(rows)
+    figure, axes = page.new_figure(1, len(names), height=2.6, sharey=True)
     for panel, workload in zip(axes[0], names, strict=True):
         errors = rows[rows["workload"] == workload]
         _draw(panel, errors)
         panel.set_title(f"{looks.workload_name(workload)}, {errors['layer'].nunique()} layers")
         panel.set_xticks(range(len(SIDES)), list(SIDES.values()))
-        panel.axhline(1, color=style.GUIDE, linewidth=0.7, zorder=1)
+        panel.axhline(1, color=page.GUIDE, linewidth=0.7, zorder=1)
         panel.grid(axis="x", visible=False)
         panel.set(xlabel="", ylabel="relative error")
     axes[0, 0].set_ylim(-0.03, 1.06 * max(1.0, float(rows["error"].max())))
@@ -70,8 +65,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     )
     text = caption(results, rows, note)
     reading = "Every layer, iteration and seed is a dot; an error of 1 is that of the zero matrix."
-    texts: page.Texts = {"caption": text, "message": message(rows), "reading": reading}
-    return page.save(figure, folder, "fig05_rank1_error", legend=legend, columns=2, **texts)
+    return page.save(figure, folder, "fig05_rank1_error", legend, text, message(rows), reading, columns=2)
 
 
 def message(rows: pd.DataFrame) -> str:
@@ -90,7 +84,7 @@ def caption(results: Results, rows: pd.DataFrame, note: str) -> str:
     zero = int(rows.loc[rows["approximation"] == "best", "error"].isna().sum())
     steps = ", ".join(f"{step:g}" for step in sorted(rows["step"].unique()))
     trained = []
-    for workload in style.probed_workloads(rows):
+    for workload in page.probed_workloads(rows):
         labels = looks.in_order(rows.loc[rows["workload"] == workload, "optimizer"])
         optimizers = ", ".join(looks.style_of(label).name for label in labels)
         trained.append(f"{looks.workload_name(workload)} with {optimizers}")

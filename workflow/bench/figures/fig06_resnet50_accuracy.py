@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,6 @@ from workflow.bench.analysis.time_to_target import to_target
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results, published
 
 EXPERIMENTS = ("resnet50_imagenet",)
@@ -40,36 +39,8 @@ _WITHOUT_TARGET: Final = "Below: empty, since the runs have no target on the val
 _BELOW: Final = "hollow: the paper's ResNet-50 on ImageNet on 64 GPUs, to a test accuracy of {target}, over its SGD"
 
 
-class _Column(NamedTuple):
-    """The quantities on the horizontal axes of a column of panels."""
-
-    x: str
-    scale: float  # steps per epoch, or seconds per unit of time
-    quantity: Literal["steps", "seconds"]
-    names: tuple[str, str]  # of the upper and the lower axis
-    published: pd.Series  # by the paper's optimizer, in lower case
-
-
-def _columns(accuracies: pd.DataFrame, paper: pd.DataFrame, base: str) -> tuple[_Column, _Column]:
-    """Return the column over epochs and the column over training time."""
-    later = accuracies[accuracies["step"] > 0]
-    per_epoch = float((later["step"] / later["epoch"]).median()) if len(later) else 1.0
-    length, unit = panels.time_scale(accuracies)
-    name = looks.style_of(base).name
-    epochs = ("epoch", f"epochs to the target, {name}: 1")
-    time = (f"training time ({unit})", f"time to the target, {name}: 1")
-    return (
-        _Column("step", per_epoch, "steps", epochs, paper["epochs_to_target"]),
-        _Column("train_seconds", length, "seconds", time, paper["time_to_target_s"]),
-    )
-
-
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw validation accuracy over epochs and time, and each label's epochs and time to the target over the base's.
-
-    Raises:
-        NoDataError: no run has a validation accuracy.
-    """
+    """Draw validation accuracy over epochs and time, and each label's epochs and time to the target over the base's."""
     measured = timed(StepTimes(results.probe("step_time")), results.runs(EXPERIMENT), results.metrics(EXPERIMENT))
     runs = measured.runs
     accuracies = panels.ended(measured.metrics, "validation", "accuracy")
@@ -83,14 +54,21 @@ def make(results: Results, folder: Path) -> list[Path]:
     by_name = paper.set_index(paper["optimizer"].str.lower())
     drawn = accuracies[accuracies["optimizer"].isin({*CURVES, base})]
     rows = 0.17 * len(labels) + 0.15
-    figure, axes = style.new_figure(2, 2, height=2.5 + rows, height_ratios=(1.75, rows))
-    ratios: dict[Literal["steps", "seconds"], dict[str, float]] = {}
-    for (upper, lower), column in zip(axes.T, _columns(accuracies, by_name, base), strict=True):
-        _draw_accuracies(upper, drawn, column, goals)
-        took = {label: to_target(aimed[aimed["optimizer"] == label], column.quantity) for label in labels}
-        ratios[column.quantity] = _draw_ratios(lower, took, base, column.published)
-        for panel, name in zip((upper, lower), column.names, strict=True):
-            panel.set_xlabel(name)
+    figure, axes = page.new_figure(2, 2, height=2.5 + rows, height_ratios=(1.75, rows))
+    later = accuracies[accuracies["step"] > 0]
+    per_epoch = float((later["step"] / later["epoch"]).median()) if len(later) else 1.0
+    length, unit = panels.time_scale(accuracies)
+    columns: dict[Literal["steps", "seconds"], tuple[str, float, str, str, str]] = {
+        "steps": ("step", per_epoch, "epoch", "epochs", "epochs_to_target"),
+        "seconds": ("train_seconds", length, f"training time ({unit})", "time", "time_to_target_s"),
+    }
+    ratios = []
+    for (upper, lower), (quantity, (x, scale, name, what, in_paper)) in zip(axes.T, columns.items(), strict=True):
+        _draw_accuracies(upper, drawn, x, scale, goals)
+        took = {label: to_target(aimed[aimed["optimizer"] == label], quantity) for label in labels}
+        ratios.append(_draw_ratios(lower, took, base, by_name[in_paper]))
+        upper.set_xlabel(name)
+        lower.set_xlabel(f"{what} to the target, {looks.style_of(base).name}: 1")
     forest.name_rows(axes[1, 0], [looks.style_of(label).name for label in labels])
     forest.name_rows(axes[1, 1], [""] * len(labels))
     axes[0, 1].tick_params(labelleft=False)
@@ -104,14 +82,12 @@ def make(results: Results, folder: Path) -> list[Path]:
     text = page.caption(results, runs, notes=notes)
     reading = "Below: left of 1 is faster; dots are runs, hollow the paper's ratio."
     title = _message(runs, ratios, base)
-    return page.save(
-        figure, folder, "fig06_resnet50_accuracy", legend=legend, caption=text, message=title, reading=reading
-    )
+    return page.save(figure, folder, "fig06_resnet50_accuracy", legend, text, title, reading)
 
 
-def _message(runs: pd.DataFrame, ratios: Mapping[Literal["steps", "seconds"], Mapping[str, float]], base: str) -> str:
+def _message(runs: pd.DataFrame, ratios: Sequence[Mapping[str, float]], base: str) -> str:
     """Return the title: MKOR's epochs and time to the target over those of the base; empty without them."""
-    shown = [by_label.get("mkor", math.nan) for by_label in ratios.values()]
+    shown = [by_label.get("mkor", math.nan) for by_label in ratios]
     if not all(map(math.isfinite, shown)):
         return ""
     epochs, seconds = (f"{ratio:.2f}" for ratio in shown)
@@ -119,7 +95,7 @@ def _message(runs: pd.DataFrame, ratios: Mapping[Literal["steps", "seconds"], Ma
     return f"{start} {epochs} times {looks.style_of(base).name}'s epochs and {seconds} times its time"
 
 
-def _draw_accuracies(axes: Axes, accuracies: pd.DataFrame, column: _Column, goals: Sequence[float]) -> None:
+def _draw_accuracies(axes: Axes, accuracies: pd.DataFrame, x: str, scale: float, goals: Sequence[float]) -> None:
     """Draw the curves of the labels, and the targets, on an axis in per cent that holds all of them."""
     values = accuracies["value"].astype(float)
     values = values[np.isfinite(values)]
@@ -127,8 +103,8 @@ def _draw_accuracies(axes: Axes, accuracies: pd.DataFrame, column: _Column, goal
     margin = max(0.04 * (high - low), 0.005)
     axes.set_ylim(max(low - margin, 0.0), min(high + margin, 1.0) if high < 1 else 1.01)
     panels.percent_axis(axes.yaxis)
-    panels.draw_curves(axes, accuracies, x=column.x, scale=column.scale, rising=True, goals=goals)
-    end = float(accuracies[column.x].max()) / column.scale
+    panels.draw_curves(axes, accuracies, x=x, scale=scale, rising=True, goals=goals)
+    end = float(accuracies[x].max()) / scale
     axes.set_xlim(-0.02 * end, 1.02 * end)
 
 
@@ -139,7 +115,7 @@ def _draw_ratios(
 
     Hollow: the same ratio of the paper's numbers. To the right stands how many runs reached the target, if not all.
     """
-    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     drawn = {}
     for row, (label, times) in enumerate(took.items()):
@@ -158,7 +134,6 @@ def _draw_ratios(
             forest.draw_runs(axes, finite, row, label)
         if label != base and label in PAPER and base in published_values:
             hollow = published_values[label] / published_values[base]
-            axes.plot(hollow, row - 0.22, marker="o", color=style.GUIDE, markerfacecolor="none", markersize=4)
-    low, high = axes.get_xlim()
-    panels.fixed_ticks(axes.xaxis, [tick for tick in (0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5) if low < tick < high])
+            axes.plot(hollow, row - 0.22, marker="o", color=page.GUIDE, markerfacecolor="none", markersize=4)
+    panels.fixed_ticks(axes.xaxis, (0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5))
     return drawn

@@ -38,7 +38,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         write(axes, left, top - 100, formula, ha="left")
         remark(axes, left, top - 118, cost, ha="left")
         draw(axes, left, top)
-    return save(figure, folder, "fig07_approximations", legend=[], caption=CAPTION, message=MESSAGE)
+    return save(figure, folder, "fig07_approximations", [], CAPTION, MESSAGE)
 
 
 def _block(axes: Axes, left: float, top: float, name: str) -> float:

@@ -15,7 +15,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.looks import MethodStyle
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 PROBES = ("spectra",)
@@ -55,11 +54,7 @@ def resolved(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the condition number over iterations, by workload and kind of factor.
-
-    Raises:
-        NoDataError: the probe spectra has no rows.
-    """
+    """Draw the condition number over iterations, by workload and kind of factor."""
     return draw(results, folder, "fig08_kfac_spectra", _SHOWN, height=2.2)
 
 
@@ -70,8 +65,8 @@ def draw(results: Results, folder: Path, name: str, shown: Sequence[str], height
         NoDataError: the probe spectra has no rows.
     """
     rows = resolved(results.some_rows("spectra"))
-    names = style.probed_workloads(rows)
-    figure, axes = style.new_figure(len(shown), len(names), height=height, sharex="col", sharey="row")
+    names = page.probed_workloads(rows)
+    figure, axes = page.new_figure(len(shown), len(names), height=height, sharex="col", sharey="row")
     for column, workload in zip(axes.T, names, strict=True):
         _draw_workload(column, rows[rows["workload"] == workload], workload, shown)
     for panel, quantity in zip(axes[:, 0], shown, strict=True):
@@ -85,12 +80,12 @@ def draw(results: Results, folder: Path, name: str, shown: Sequence[str], height
     notes = [_NOTE, f"trained with {trained}; singular in float32: {counts} factors"]
     legend = [*map(page.line_entry, FACTORS.values()), page.band_entry("beyond the resolution of float32")]
     if "smallest" in shown:
-        look = {"color": "#000000", "linestyle": style.MODEL_LINE}
+        look = {"color": "#000000", "linestyle": page.MODEL_LINE}
         legend.append(page.guide_entry("remaining weight of the identity", **look))
     message = _message(rows, singular) if tuple(shown) == _SHOWN else ""
     reading = "Thin lines are layers, thick ones their median."
-    texts: page.Texts = {"caption": page.footer(results, rows, notes=notes), "message": message, "reading": reading}
-    return page.save(figure, folder, name, legend=legend, columns=2, **texts)
+    text = page.footer(results, rows, notes=notes)
+    return page.save(figure, folder, name, legend, text, message, reading, columns=2)
 
 
 def _message(rows: pd.DataFrame, singular: pd.DataFrame) -> str:
@@ -113,7 +108,7 @@ def _draw_workload(column: Sequence[Axes], rows: pd.DataFrame, workload: str, sh
         _draw(panel, rows, quantity)
         if quantity == "smallest":
             weight = rows[rows["factor"] == "running"].groupby("step")["start_weight"].first()
-            panel.plot(weight.index, weight, color="#000000", linestyle=style.MODEL_LINE, linewidth=1.0)
+            panel.plot(weight.index, weight, color="#000000", linestyle=page.MODEL_LINE, linewidth=1.0)
         if quantity in _LIMITS:
             low, high = by_step[_LIMITS[quantity]].min(), by_step[_LIMITS[quantity]].max()
             panel.fill_between(low.index, low, high, color="#999999", alpha=0.3, linewidth=0, zorder=0)
@@ -124,7 +119,7 @@ def _draw_workload(column: Sequence[Axes], rows: pd.DataFrame, workload: str, sh
 def _draw(axes: Axes, rows: pd.DataFrame, quantity: str) -> None:
     """Draw a line per layer, and the median over layers."""
     lines: dict[str, Any] = {"x": "step", "y": quantity, "hue": "factor", "legend": False, "ax": axes}
-    looks = style.seaborn_looks(FACTORS)
+    looks = page.seaborn_looks(FACTORS)
     thin = {name: looks[name] for name in ("palette", "hue_order")}
     sns.lineplot(rows, **lines, **thin, units="layer", estimator=None, linewidth=0.4, alpha=0.35)
     median: dict[str, Any] = {"estimator": "median", "errorbar": None, "linewidth": 1.8}

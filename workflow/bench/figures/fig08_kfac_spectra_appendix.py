@@ -11,9 +11,5 @@ PROBES = ("spectra",)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the largest and the smallest eigenvalue over iterations, by workload and kind of factor.
-
-    Raises:
-        NoDataError: the probe spectra has no rows.
-    """
+    """Draw the largest and the smallest eigenvalue over iterations, by workload and kind of factor."""
     return draw(results, folder, "fig08_kfac_spectra_appendix", ("largest", "smallest"), height=3.4)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -13,8 +12,7 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _projected as model
-from workflow.bench.figures import _style as style
+from workflow.bench.figures import fig09_model_appendix as model
 from workflow.bench.results.tables import Results
 
 PROBES = ("sharding",)
@@ -29,18 +27,22 @@ _GAP: Final = 0.5
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the memory of a rank, and the bytes that it sends in a step.
-
-    Raises:
-        NoDataError: the probe sharding has no rows.
-    """
+    """Draw the memory of a rank, and the bytes that it sends in a step."""
     rows = results.some_rows("sharding")
-    figure, (axes,) = style.new_figure(1, 2, height=2.3)
-    legend = page.entries_of(_draw_ranks(axes, rows), linestyle="none")
-    legend.append(page.guide_entry("formula", linewidth=0.8, linestyle=style.MODEL_LINE))
-    text = page.footer(results, rows, notes=_notes_on_ranks(rows))
+    figure, (axes,) = page.new_figure(1, 2, height=2.3)
+    for panel, name, table in zip(
+        axes, ("memory per rank", "bytes per rank and step"), (memory(rows), sent(rows)), strict=True
+    ):
+        _draw(panel, table)
+        panel.set(ylabel=name, title="measured, and by formula")
+        panels.byte_axis(panel)
+        low, high = panel.get_ylim()
+        panel.set_ylim(low / (high / low) ** 0.12, high)  # space for the words at the bottom
+    legend = page.entries_of(map(model.variant_of, rows["optimizer"]), linestyle="none")
+    legend.append(page.guide_entry("formula", linewidth=0.8, linestyle=page.MODEL_LINE))
+    text = page.footer(results, rows, notes=_notes(rows))
     reading = "Of the rank with most. DDP: whole parameters; sharded: cut by fully_shard."
-    return page.save(figure, folder, "fig09_ranks_appendix", legend=legend, caption=text, reading=reading)
+    return page.save(figure, folder, "fig09_ranks_appendix", legend, text, reading=reading)
 
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
@@ -62,19 +64,7 @@ def sent(rows: pd.DataFrame) -> pd.DataFrame:
     return mean.groupby(["optimizer", "workers"])[columns].max().reset_index()
 
 
-def _draw_ranks(axes: np.ndarray, rows: pd.DataFrame) -> set[str]:
-    """Draw memory and bytes of a rank, and return the labels of the looks."""
-    tables = {"memory per rank": memory(rows), "bytes per rank and step": sent(rows)}
-    for panel, (name, table) in zip(axes, tables.items(), strict=True):
-        _draw_rank(panel, table)
-        panel.set(ylabel=name, title="measured, and by formula")
-        panels.byte_axis(panel)
-        low, high = panel.get_ylim()
-        panel.set_ylim(low / (high / low) ** 0.12, high)  # space for the words at the bottom
-    return {model.variant_of(str(label)) for label in rows["optimizer"]}
-
-
-def _draw_rank(axes: Axes, table: pd.DataFrame) -> None:
+def _draw(axes: Axes, table: pd.DataFrame) -> None:
     """Draw measured values as markers and formulas as dashed lines, first of DDP and then of sharded training."""
     workers = sorted(table["workers"].unique())
     labels = looks.in_order({model.variant_of(str(label)) for label in table["optimizer"]})
@@ -83,18 +73,18 @@ def _draw_rank(axes: Axes, table: pd.DataFrame) -> None:
         look, start = model.look_of(str(label)), starts[str(label).endswith(model.SHARDED)]
         shift = _RANKS_APART * (labels.index(model.variant_of(str(label))) - (len(labels) - 1) / 2)
         x = [start + workers.index(number) + shift for number in of_label["workers"]]
-        axes.plot(x, of_label["computed_bytes"], color=look.color, linestyle=style.MODEL_LINE, linewidth=0.8)
+        axes.plot(x, of_label["computed_bytes"], color=look.color, linestyle=page.MODEL_LINE, linewidth=0.8)
         axes.plot(x, of_label["bytes"], color=look.color, linestyle="none", marker=look.marker)
     places = [start + index for start in starts.values() for index in range(len(workers))]
     axes.set_xticks(places, [f"{number}" for number in workers] * 2)
     axes.set_xlabel("ranks")
     for sharded, start in starts.items():
         at, name = (start + (len(workers) - 1) / 2, 0.03), "sharded" if sharded else "DDP"
-        text: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 6.5, "color": style.GUIDE}
+        text: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 6.5, "color": page.GUIDE}
         panels.annotate(axes, name, at, ("data", "axes fraction"), **text)
 
 
-def _notes_on_ranks(rows: pd.DataFrame) -> list[str]:
+def _notes(rows: pd.DataFrame) -> list[str]:
     """Return the caption's sentences on memory and bytes of a rank."""
     checked = rows[rows["computed_bytes"].notna()]
     exact = int((checked["bytes"] == checked["computed_bytes"]).sum())

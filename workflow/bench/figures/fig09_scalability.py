@@ -3,62 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import looks
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _projected as model
-from workflow.bench.figures import _style as style
+from workflow.bench.figures import fig09_model_appendix as model
 from workflow.bench.results.tables import Results
 
 PROBES = ("scaling", "projection")
 APART: Final = 0.16
 """Distance between the methods' markers in a group of one number of workers; the groups are one apart."""
 _CORES_LINE: Final[Any] = {"color": "#000000", "linewidth": 0.8, "linestyle": (0, (1, 1.2))}
-_AT: Final = 64
-"""GPUs at which the title gives the model's times: those of the paper."""
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the measured speedup over worker processes, and a step of BERT-Large on many GPUs by the model.
-
-    Raises:
-        NoDataError: neither probe has rows.
-    """
+    """Draw the measured speedup over worker processes, and a step of BERT-Large on many GPUs by the model."""
     rows, projected = (results.probe(name) for name in PROBES)
     if rows.empty and projected.empty:
         results.some_rows(PROBES[0])  # raises
     # Results of earlier versions have rows of a model of this machine's links.
     measured = rows[(rows["quantity"] == "step_ms") & (rows["source"] == "measured")].astype({"workers": int})
-    figure, (axes,) = style.new_figure(1, (not measured.empty) + (not projected.empty), height=2.4)
-    shown, notes, few_cores, parts = {*measured["optimizer"]}, [], None, []
+    figure, (axes,) = page.new_figure(1, (not measured.empty) + (not projected.empty), height=2.4)
+    shown, notes, parts = {*measured["optimizer"]}, [], []
+    entries = [page.guide_entry("ideal, or no difference", linewidth=0.8)]
     if not measured.empty:
         cores = int(measured["cores"].max())
         _draw_measured(axes[0], measured, cores)
-        notes += _notes_on_scaling(measured, cores)
-        few_cores = cores if cores < measured["workers"].max() else None
+        notes.append(_note_on_scaling(measured, cores))
         parts.append(_measured_message(measured, cores))
+        entries.insert(0, page.guide_entry("one repeat", color="#000000", marker=".", markersize=3, linestyle="none"))
+        if cores < measured["workers"].max():
+            entries.append(page.guide_entry(f"to the right more workers than {cores} cores", **_CORES_LINE))
     if not projected.empty:
-        shown |= model.draw_small(axes[-1], projected)
+        shown |= model.draw_steps(axes[-1], projected, model.SMALL)
         notes += model.notes(projected)
-        parts.append(_model_message(projected))
-    legend = _entries(shown, few_cores, measured, projected)
+        parts.append(model.message(projected))
+        entries += model.entries(projected)
+    legend = page.entries_of(shown, linestyle="none") + entries
     absent = [f"probe {name}" for name in PROBES if results.probe(name).empty]
-    texts: page.Texts = {
-        "caption": page.footer(results, rows if len(rows) else projected, notes=notes, absent=absent),
-        "message": "; ".join(filter(None, parts)),
-        "reading": "On gray: computed by a model, not measured." if len(projected) else "",
-    }
-    return page.save(figure, folder, "fig09_scalability", legend=legend, **texts)
+    text = page.footer(results, rows if len(rows) else projected, notes=notes, absent=absent)
+    reading = "On gray: computed by a model, not measured." if len(projected) else ""
+    return page.save(figure, folder, "fig09_scalability", legend, text, "; ".join(filter(None, parts)), reading)
 
 
 def _measured_message(measured: pd.DataFrame, cores: int) -> str:
@@ -71,23 +64,6 @@ def _measured_message(measured: pd.DataFrame, cores: int) -> str:
         if ratios.get(label)
     ]
     return f"Speedup of {most} workers: {', '.join(shown)}" if shown else ""
-
-
-def _model_message(projected: pd.DataFrame) -> str:
-    """Return the part of the title on MKOR's step over the base's by the model; empty without these rows."""
-    ratio = model.over_base(projected, "mkor", _AT)
-    return "" if ratio is None else f"by a model of {_AT} GPUs MKOR's step takes {ratio:.2f} times the base's"
-
-
-def _entries(labels: Iterable[str], cores: int | None, measured: pd.DataFrame, projected: pd.DataFrame) -> list[Artist]:
-    """Return the entries of the legend; cores: the machine's, if there were more workers."""
-    entries = page.entries_of(labels, linestyle="none")
-    if not measured.empty:
-        entries.append(page.guide_entry("one repeat", color="#000000", marker=".", markersize=3, linestyle="none"))
-    entries.append(page.guide_entry("ideal, or no difference", linewidth=0.8))
-    if cores is not None:
-        entries.append(page.guide_entry(f"to the right more workers than {cores} cores", **_CORES_LINE))
-    return entries + ([] if projected.empty else model.entries(projected))
 
 
 # Speedup: the probe scaling
@@ -118,7 +94,7 @@ def _draw_measured(axes: Axes, measured: pd.DataFrame, cores: int) -> None:
             mean = geometric_mean(ratios.values())
             axes.plot(x, mean, marker=look.marker, color=look.color, linestyle="none", alpha=0.75)
     for place, number in enumerate(workers):
-        axes.hlines(number, place - 0.5, place + 0.5, color=style.GUIDE, linewidth=0.8)
+        axes.hlines(number, place - 0.5, place + 0.5, color=page.GUIDE, linewidth=0.8)
         if place:
             axes.axvline(place - 0.5, color="#E4E4E4", linewidth=0.5)
     axes.set_yscale("log", base=2)
@@ -134,13 +110,13 @@ def _draw_measured(axes: Axes, measured: pd.DataFrame, cores: int) -> None:
         axes.axvline(sum(number <= cores for number in workers) - 0.5, **_CORES_LINE)
 
 
-def _notes_on_scaling(measured: pd.DataFrame, cores: int) -> list[str]:
-    """Return the caption's sentences on speedup and efficiency."""
+def _note_on_scaling(measured: pd.DataFrame, cores: int) -> str:
+    """Return the caption's sentence on speedup and efficiency."""
     workload = ", ".join(map(looks.workload_name, sorted(measured["workload"].dropna().unique())))
     batch = measured.loc[measured["workers"] == 1, "batch"].max()
     counts = ", ".join(str(number) for number in sorted(measured["workers"].unique()))
-    return [
+    return (
         f"measured: {workload}, {batch:g} examples per step in total, one refresh in 10 steps, with {counts} worker "
         f"processes on a machine of {cores} cores, which more workers share; markers: geometric mean of "
-        f"{measured['repeat'].nunique()} repeats; dots: each repeat, paired with one worker's",
-    ]
+        f"{measured['repeat'].nunique()} repeats; dots: each repeat, paired with one worker's"
+    )

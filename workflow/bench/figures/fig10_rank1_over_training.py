@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pandas as pd
 import seaborn as sns
@@ -11,20 +11,17 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis import looks
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _style as style
 from workflow.bench.figures.fig05_rank1_error import APPROXIMATIONS, SIDES, caption
 from workflow.bench.results.tables import Results
 
 PROBES = ("rank1_error",)
-_BAND: Final = 50
-"""Percentage of the layers and seeds in the band around a mean: its bounds are the quartiles."""
 
 
 def _draw(axes: Axes, errors: pd.DataFrame) -> None:
     """Draw the mean error of each approximation, its quartiles as a band, and each seed's mean as a thin line."""
-    looks: dict[str, Any] = {**style.seaborn_looks(APPROXIMATIONS), "legend": False, "ax": axes}
+    looks: dict[str, Any] = {**page.seaborn_looks(APPROXIMATIONS), "legend": False, "ax": axes}
     lines: dict[str, Any] = {"x": "step", "y": "error", "hue": "approximation", "style": "approximation"}
-    band: dict[str, Any] = {"errorbar": ("pi", _BAND), "err_kws": {"alpha": 0.14, "linewidth": 0}}
+    band: dict[str, Any] = {"errorbar": ("pi", 50), "err_kws": {"alpha": 0.14, "linewidth": 0}}
     sns.lineplot(errors, **lines, **looks, estimator="mean", **band, markersize=5, markeredgewidth=0.4)
     if errors["seed"].nunique() > 1:
         by_seed = errors.groupby(["approximation", "seed", "step"], as_index=False)["error"].mean()
@@ -33,14 +30,10 @@ def _draw(axes: Axes, errors: pd.DataFrame) -> None:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the mean error over iterations by workload (columns) and side (rows).
-
-    Raises:
-        NoDataError: the probe rank1_error has no rows.
-    """
+    """Draw the mean error over iterations by workload (columns) and side (rows)."""
     rows = results.some_rows("rank1_error")
-    names = style.probed_workloads(rows)
-    figure, axes = style.new_figure(len(SIDES), len(names), height=3.6, sharex="col", sharey=True)
+    names = page.probed_workloads(rows)
+    figure, axes = page.new_figure(len(SIDES), len(names), height=3.6, sharex="col", sharey=True)
     for panels, workload in zip(axes.T, names, strict=True):
         panels[0].set_title(looks.workload_name(workload))
         for panel, (side, name) in zip(panels, SIDES.items(), strict=True):
@@ -53,12 +46,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     if rows["seed"].nunique() > 1:
         legend.append(page.guide_entry("mean of one seed", linewidth=0.5))
     text = caption(results, rows, "relative Frobenius error; lines: mean over layers and seeds")
-    texts: page.Texts = {
-        "caption": text,
-        "message": _message(rows),
-        "reading": "Lines: mean over layers and seeds; 1: no better than nothing.",
-    }
-    return page.save(figure, folder, "fig10_rank1_over_training", legend=legend, columns=2, **texts)
+    reading = "Lines: mean over layers and seeds; 1: no better than nothing."
+    return page.save(figure, folder, "fig10_rank1_over_training", legend, text, _message(rows), reading, columns=2)
 
 
 def _message(rows: pd.DataFrame) -> str:

@@ -20,7 +20,6 @@ from workflow.bench.analysis.time_to_target import budgets, too_short
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.tables import NoDataError, Results, published
 
@@ -121,14 +120,14 @@ def to_level(runs: pd.DataFrame, accuracies: pd.DataFrame, label: str, levels: M
     A run that finished or broke down without reaching it takes infinitely long. The untrained model, at step 0, does
     not count.
     """
-    took: dict[int, float] = {}
-    trained = accuracies[accuracies["step"] > 0]
     of_label = runs[(runs["optimizer"] == label) & runs["status"].isin(ENDED)]
-    for run, seed in zip(of_label["run"], of_label["seed"], strict=True):
-        if seed in levels:
-            at_or_above = (trained["run"] == run) & (trained["value"].astype(float) >= levels[int(seed)])
-            took[int(seed)] = float(trained.loc[at_or_above, "train_seconds"].min()) if at_or_above.any() else math.inf
-    return took
+    is_there = (accuracies["step"] > 0) & (accuracies["value"].astype(float) >= accuracies["seed"].map(levels))
+    first = accuracies[is_there].groupby("run")["train_seconds"].min()
+    return {
+        int(seed): float(first.get(run, math.inf))
+        for run, seed in zip(of_label["run"], of_label["seed"], strict=True)
+        if seed in levels
+    }
 
 
 @dataclass(frozen=True)
@@ -171,17 +170,12 @@ def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, st
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw training loss over training seconds, and MKOR's speedups to equal training accuracy, by experiment.
-
-    Raises:
-        NoDataError: no experiment has a training loss.
-    """
+    """Draw training loss over training seconds, and MKOR's speedups to equal training accuracy, by experiment."""
     losses = read(results, "loss")
     accuracies = read(results, "accuracy", required=False)
     measured = {name: contests(of_name.runs, of_name.metrics) for name, of_name in accuracies.items()}
     paper = published("training_speedups")
-    figure, axes = style.new_figure(2, len(losses), height=3.9, height_ratios=(1.4, 1))
-    limits = _limits([contest for by_pair in measured.values() for contest in by_pair.values()])
+    figure, axes = page.new_figure(2, len(losses), height=3.9, height_ratios=(1.4, 1))
     without: list[str] = []
     for (upper, lower), (name, experiment) in zip(axes.T, losses.items(), strict=True):
         if not begin_panel(upper, name, experiment, "training loss"):
@@ -189,44 +183,35 @@ def make(results: Results, folder: Path) -> list[Path]:
             panels.draw_losses(upper, experiment.metrics, x="train_seconds", scale=length, marked=MARKED)
             upper.set_xlabel(f"training time ({unit})")
             if rising := _rising(experiment.metrics):
-                panels.annotate(upper, f"{rising}\nends above its start", (0.03, 0.04), va="bottom", color=style.SOFT)
+                panels.annotate(upper, f"{rising}\nends above its start", (0.03, 0.04), va="bottom", color=page.SOFT)
         if not any(contest.by_seed for contest in measured[name].values()):
             without.append(looks.data_title(experiment.runs))
             lower.remove()
             continue
         speedups = paper[paper["experiment"] == IN_THE_PAPER[name]].set_index("baseline")["speedup"]
         _draw_contests(lower, measured[name], speedups)
-        _finish(lower, limits)
     axes[0, 0].set_ylabel("training loss")
-    _name_rows([panel for panel in axes[1] if panel.figure is not None])
+    shown = [contest for by_pair in measured.values() for contest in by_pair.values()]
+    _finish([panel for panel in axes[1] if panel.figure is not None], _limits(shown))
     legend = panels.curve_entries([experiment.metrics for experiment in losses.values()], MARKED)
     if len(without) < len(losses):
         legend.append(page.published_entry("published (paper's models and GPUs)"))
     notes = [_NOTES[0], _level_note(losses), _NOTES[1]]
     notes += [f"no pair of runs that both reached equal training accuracy: {', '.join(without)}"] if without else []
-    texts: page.Texts = {
-        "caption": caption(results, losses, notes),
-        "message": _message(measured, losses),
-        "reading": "Below: right of 1 MKOR is faster. Thin lines: runs of SGD and MKOR.",
-    }
-    return page.save(figure, folder, "fig11_training_time", legend=legend, **texts)
+    text = caption(results, losses, notes)
+    reading = "Below: right of 1 MKOR is faster. Thin lines: runs of SGD and MKOR."
+    return page.save(figure, folder, "fig11_training_time", legend, text, _message(measured, losses), reading)
 
 
-def _finish(axes: Axes, limits: tuple[float, float]) -> None:
-    """Set the axes of a panel of contests."""
-    axes.set_ylim(len(RIVALS) - 0.5, -0.5)
-    axes.grid(axis="y", visible=False)
-    axes.set_xscale("log")
-    axes.set_xlim(limits)
-    ticks = [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
-    panels.fixed_ticks(axes.xaxis, ticks)
-
-
-def _name_rows(axes: Sequence[Axes]) -> None:
-    """Name the rivals at the left of the first panel of contests, and the quantity below the one in the middle."""
+def _finish(axes: Sequence[Axes], limits: tuple[float, float]) -> None:
+    """Set the axes of the panels of contests; the first names the rivals, the one in the middle the quantity."""
     for panel in axes:
-        names = [looks.style_of(label).name for label in RIVALS] if panel is axes[0] else [""] * len(RIVALS)
-        panel.set_yticks(range(len(RIVALS)), names, fontsize=7)
+        forest.name_rows(panel, [looks.style_of(label).name if panel is axes[0] else "" for label in RIVALS])
+        panel.set_ylim(len(RIVALS) - 0.5, -0.5)
+        panel.set_xscale("log")
+        panel.set_xlim(limits)
+        ticks = [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
+        panels.fixed_ticks(panel.xaxis, ticks)
     if axes:
         axes[(len(axes) - 1) // 2].set_xlabel("rival's time ÷ MKOR's\nto equal training accuracy")
 
@@ -268,13 +253,13 @@ def _level_note(experiments: Mapping[str, Timed]) -> str:
 
 def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], speedups: pd.Series) -> None:
     """Draw one row per rival: measured ratios with their intervals, filled, and the published one, hollow."""
-    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     labels = looks.in_order({label for _, label in by_pair})
     for row, (rival, name) in enumerate(RIVALS.items()):
         if row:
             axes.axhline(row - 0.5, color="#E4E4E4", linewidth=0.5)
         if name in speedups:
-            axes.plot(speedups[name], row + 0.3, marker="o", markerfacecolor="none", color=style.GUIDE, markersize=5)
+            axes.plot(speedups[name], row + 0.3, marker="o", markerfacecolor="none", color=page.GUIDE, markersize=5)
         met = {label: by_pair[rival, label] for label in labels if (rival, label) in by_pair}
         for place, label in enumerate(labels):
             ratio = met[label].ratio if label in met else None

@@ -10,7 +10,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.step_times import Timed
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.figures.fig11_training_time import MARKED, begin_panel, caption, read
 from workflow.bench.results.tables import Results
 
@@ -19,14 +18,10 @@ PROBES = ("step_time",)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw training accuracy over training seconds, and below over iterations, by experiment.
-
-    Raises:
-        NoDataError: no experiment has a training accuracy.
-    """
+    """Draw training accuracy over training seconds, and below over iterations, by experiment."""
     experiments = read(results, "accuracy")
     goals = {name: panels.targets(of_name.runs, "train", "accuracy") for name, of_name in experiments.items()}
-    figure, axes = style.new_figure(2, len(experiments), height=3.7)
+    figure, axes = page.new_figure(2, len(experiments), height=3.7)
     for (upper, lower), (name, experiment) in zip(axes.T, experiments.items(), strict=True):
         reason = begin_panel(upper, name, experiment, "training accuracy")
         if reason:
@@ -48,12 +43,9 @@ def make(results: Results, folder: Path) -> list[Path]:
         "Accuracy on a fixed part of the training data, in evaluation mode, on an axis on which 90, 99 and 99.9 % are "
         "equally far apart; for questions, the share of answers with both ends right"
     )
-    texts: page.Texts = {
-        "caption": caption(results, experiments, [note]),
-        "message": _message(experiments),
-        "reading": "The axis stretches towards 100 %. Thin lines: runs of SGD and MKOR.",
-    }
-    return page.save(figure, folder, "fig12_training_accuracy", legend=legend, **texts)
+    text = caption(results, experiments, [note])
+    reading = "The axis stretches towards 100 %. Thin lines: runs of SGD and MKOR."
+    return page.save(figure, folder, "fig12_training_accuracy", legend, text, _message(experiments), reading)
 
 
 def _message(experiments: Mapping[str, Timed]) -> str:

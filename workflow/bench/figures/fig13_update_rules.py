@@ -14,7 +14,6 @@ from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("update_rules",)
@@ -32,11 +31,7 @@ _NOTES: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw loss over iterations, and the paired final differences from the base optimizer, by workload.
-
-    Raises:
-        NoDataError: no run of update_rules has a validation loss.
-    """
+    """Draw loss over iterations, and the paired final differences from the base optimizer, by workload."""
     runs, metrics = results.runs("update_rules"), results.metrics("update_rules")
     losses = panels.ended(metrics, "validation", "loss")
     if losses.empty:
@@ -47,7 +42,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     shown = losses[losses["optimizer"].isin([*CURVES, *filter(None, bases.values())])]
     # The same rows in all panels, so that their names stand once.
     labels = [label for label in looks.in_order(losses["optimizer"]) if label not in bases.values()]
-    figure, axes = style.new_figure(2, len(workloads), height=4.0, height_ratios=(1.4, 1))
+    figure, axes = page.new_figure(2, len(workloads), height=4.0, height_ratios=(1.4, 1))
     compared = {workload: panels.losses_to_compare(metrics[metrics["workload"] == workload]) for workload in workloads}
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         upper.set_title(looks.data_title(of_workload[workload], width=16))
@@ -57,12 +52,10 @@ def make(results: Results, folder: Path) -> list[Path]:
         if lower is not axes[1, 0]:
             lower.set_yticklabels([])
     axes[0, 0].set_ylabel("validation loss")
-    texts: page.Texts = {
-        "caption": page.caption(results, runs, notes=_NOTES),
-        "message": message(compared, of_workload),
-        "reading": "Below: dots are seeds; left of 0 is better than the base optimizer.",
-    }
-    return page.save(figure, folder, "fig13_update_rules", legend=panels.curve_entries([shown]), **texts)
+    text = page.caption(results, runs, notes=_NOTES)
+    title = message(compared, of_workload)
+    reading = "Below: dots are seeds; left of 0 is better than the base optimizer."
+    return page.save(figure, folder, "fig13_update_rules", panels.curve_entries([shown]), text, title, reading)
 
 
 def message(losses: Mapping[str, pd.DataFrame], runs: Mapping[str, pd.DataFrame]) -> str:

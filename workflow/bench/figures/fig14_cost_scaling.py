@@ -13,7 +13,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.fits import mean_by_width, width_law
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 PROBES = ("cost_scaling",)
@@ -39,13 +38,9 @@ def _name_slopes(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the times of both parts and of copying a matrix over the width, on logarithmic axes.
-
-    Raises:
-        NoDataError: the probe cost_scaling has no rows.
-    """
+    """Draw the times of both parts and of copying a matrix over the width, on logarithmic axes."""
     rows = results.some_rows("cost_scaling")
-    figure, (axes,) = style.new_figure(1, len(PARTS), height=3.0, sharey=True)
+    figure, (axes,) = page.new_figure(1, len(PARTS), height=3.0, sharey=True)
     for panel, (part, title) in zip(axes, PARTS.items(), strict=True):
         panel.set_title(title)
         panel.set_xscale("log")
@@ -75,8 +70,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         notes.append(f"timed only once, because slow: {once}")
     text = page.footer(results, rows, notes=notes)
     reading = "Right of the curves: exponent of the power of the width fitted to each."
-    texts: page.Texts = {"caption": text, "message": _message(rows), "reading": reading}
-    return page.save(figure, folder, "fig14_cost_scaling", legend=legend, columns=2, **texts)
+    return page.save(figure, folder, "fig14_cost_scaling", legend, text, _message(rows), reading, columns=2)
 
 
 def _message(rows: pd.DataFrame) -> str:

@@ -13,7 +13,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.fits import power_law
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 PROBES = ("communication",)
@@ -39,7 +38,7 @@ def _draw(axes: Axes, sent: pd.DataFrame, over: str) -> None:
     drawn: list[float] = []
     for label in looks.in_order(sent["optimizer"]):
         look, rows = looks.style_of(label), sent[sent["optimizer"] == label].sort_values(over)
-        axes.plot(rows[over], rows["predicted_bytes"], color=look.color, linestyle=style.MODEL_LINE, linewidth=0.8)
+        axes.plot(rows[over], rows["predicted_bytes"], color=look.color, linestyle=page.MODEL_LINE, linewidth=0.8)
         # Methods that send the same get smaller markers one after another, or one would hide the others.
         most = float(rows["bytes"].max())
         size = _LARGEST - 1.7 * min(sum(abs(most - other) < 0.1 * most for other in drawn), 2)
@@ -64,15 +63,11 @@ def _entry(sent: pd.DataFrame, label: str) -> Artist:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the bytes over the width at the largest number of workers, and over workers at the largest width.
-
-    Raises:
-        NoDataError: the probe communication has no rows.
-    """
+    """Draw the bytes over the width at the largest number of workers, and over workers at the largest width."""
     rows = results.some_rows("communication")
     sent = of_update(rows)
     workers, width = sent["workers"].max(), sent["dimension"].max()
-    figure, (axes,) = style.new_figure(1, 2, height=2.9, sharey=True, width_ratios=(1.6, 1))
+    figure, (axes,) = page.new_figure(1, 2, height=2.9, sharey=True, width_ratios=(1.6, 1))
     at_workers, at_width = sent[sent["workers"] == workers], sent[sent["dimension"] == width]
     _draw(axes[0], at_workers, "dimension")
     _draw(axes[1], at_width, "workers")
@@ -80,7 +75,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[1].set(xlabel="workers", title=f"d = {width:g}")
     panels.byte_axis(axes[0])
     legend = [_entry(at_workers, label) for label in looks.in_order(sent["optimizer"])]
-    legend.append(page.guide_entry("formula", linestyle=style.MODEL_LINE, linewidth=0.8))
+    legend.append(page.guide_entry("formula", linestyle=page.MODEL_LINE, linewidth=0.8))
     if sent["paper_bytes"].notna().any():
         legend.append(page.published_entry("Table 1 of the paper, as float32"))
     differing = sent[sent["bytes"] != sent["predicted_bytes"]]
@@ -95,8 +90,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         notes.append(f"not in Table 1: {', '.join(looks.style_of(label).name for label in without)}")
     text = page.footer(results, rows, notes=notes)
     reading = "Filled: counted; smaller markers lie on larger ones of methods that send the same."
-    texts: page.Texts = {"caption": text, "message": _message(at_workers), "reading": reading}
-    return page.save(figure, folder, "fig15_communication", legend=legend, columns=2, **texts)
+    return page.save(figure, folder, "fig15_communication", legend, text, _message(at_workers), reading, columns=2)
 
 
 def _message(sent: pd.DataFrame) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +22,6 @@ from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_le
 from workflow.bench.analysis.machines import TargetTime
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "update_rules")
@@ -30,12 +29,12 @@ PROBES = ("step_breakdown", "iteration_time", "step_time")
 COMPARES = True
 
 MODELS: Final = {
-    "BERT": ("bert", "bert_pretraining", ("bert_pretraining",)),
-    "ResNet": ("resnet", "resnet50_imagenet", ("resnet20", "resnet50")),
-    "Autoencoder": ("autoencoder", "update_rules", ("autoencoder",)),
+    "BERT": ("bert", {("bert_pretraining", "bert_pretraining")}),
+    "ResNet": ("resnet", {("resnet50_imagenet", "resnet20"), ("resnet50_imagenet", "resnet50")}),
+    "Autoencoder": ("autoencoder", {("update_rules", "autoencoder")}),
 }
-"""Columns of the figure: the model of its step times, and experiment and workloads of its times to target."""
-_SHOWN: Final = {(experiment, workload) for _, experiment, workloads in MODELS.values() for workload in workloads}
+"""Columns of the figure: the model of its step times, and experiments and workloads of its times to target."""
+_SHOWN: Final = {place for _, places in MODELS.values() for place in places}
 BASES: Final = ("sgd", "lamb")
 """The labels of base optimizers; a model is timed with one of them."""
 _NAMED: Final = ("kaisa", "mkor")
@@ -83,23 +82,22 @@ class HardwareRows:
         self.end = height - 0.8
 
 
-def _target_bars(times: Sequence[TargetTime], experiment: str, workloads: Collection[str]) -> list[RatioBar]:
-    """Return the times to target of an experiment on some workloads."""
-    bars = []
-    for time in times:
-        if time.configuration.experiment == experiment and time.configuration.workload in workloads:
-            reached, runs = time.iterations.reached, time.iterations.runs
-            remark = f"{reached} of {runs}" if reached < runs else ""
-            target, label = time.configuration.target.describe(), time.configuration.optimizer
-            bars.append(RatioBar(time.machine, label, time.seconds, time.by_run, time.projected, remark, target))
-    return bars
+def _place(time: TargetTime) -> tuple[str, str]:
+    return time.configuration.experiment, time.configuration.workload
+
+
+def _target_bar(time: TargetTime) -> RatioBar:
+    reached, runs = time.iterations.reached, time.iterations.runs
+    remark = f"{reached} of {runs}" if reached < runs else ""
+    target, label = time.configuration.target.describe(), time.configuration.optimizer
+    return RatioBar(time.machine, label, time.seconds, time.by_run, time.projected, remark, target)
 
 
 def _draw(axes: Axes, bars: Sequence[RatioBar], rows: HardwareRows) -> None:
     """Draw horizontal bars, grouped by machine."""
     finite = [value for bar in bars for value in (bar.took.value, *bar.values) if math.isfinite(value)]
     longest = max(finite, default=1.0)
-    scale, unit = style.time_unit(longest)
+    scale, unit = page.time_unit(longest)
     # An interval that is far wider than its bar leaves the panel.
     highs = [min(bar.took.high, 1.5 * longest) for bar in bars if _has_interval(bar)]
     end = 1.06 * max([longest, *highs]) / scale
@@ -112,7 +110,7 @@ def _draw(axes: Axes, bars: Sequence[RatioBar], rows: HardwareRows) -> None:
     for name in dict.fromkeys(machine for machine, _ in rows.places):
         if name not in machines:
             middle = fmean(place for (machine, _), place in rows.places.items() if machine == name)
-            axes.text(0.02 * end, middle, "no data", va="center", fontsize=6.5, color=style.SOFT)
+            axes.text(0.02 * end, middle, "no data", va="center", fontsize=6.5, color=page.SOFT)
     axes.set_xlim(0, end)
     axes.set_ylim(rows.end, -0.8)
     for border in rows.borders:
@@ -146,44 +144,46 @@ def _draw_bar(axes: Axes, bar: RatioBar, place: float, scale: float, end: float)
         axes.barh(place, bar.took.value / scale, height=0.8, edgecolor=look.color, **face)
     if math.isfinite(bar.took.value) and _has_interval(bar):
         low, high = max(bar.took.low, 0.0) / scale, bar.took.high / scale
-        axes.hlines(place, low, min(high, end), color=style.INK, linewidth=0.9)
+        axes.hlines(place, low, min(high, end), color=page.INK, linewidth=0.9)
         if high > end:
-            axes.plot(0.98 * end, place, marker=">", color=style.INK, markersize=4, zorder=5)
+            axes.plot(0.98 * end, place, marker=">", color=page.INK, markersize=4, zorder=5)
     elif len(bar.values) > 1 or not math.isfinite(bar.took.value):
-        edge: dict[str, Any] = {"markeredgecolor": style.INK, "markeredgewidth": 0.5}
+        edge: dict[str, Any] = {"markeredgecolor": page.INK, "markeredgewidth": 0.5}
         values = [value / scale for value in bar.values]
         axes.plot(values, [place] * len(values), "o", color="white", markersize=2.6, **edge, zorder=4)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw step times above and times to target below, one column per model, with machines as groups of bars.
-
-    Raises:
-        NoDataError: no machine has a step time or a time to target of these models.
-    """
+    """Draw step times above and times to target below, one column per model, with machines as groups of bars."""
     machines, notes = comparison.gather(results)
     steps = [time for machine in machines for time in machine.step_times()]
     # All bars come from one probe: step_breakdown waits after each phase and iteration_time does not, so that their
     # times cannot be compared.
     probe = "step_breakdown" if any(time.probe == "step_breakdown" for time in steps) else "iteration_time"
     steps = [time for time in steps if time.probe == probe and (math.isnan(time.period) or time.period == _PERIOD)]
-    targets = comparison.target_times(machines)
-    columns: dict[str, tuple[list[RatioBar], list[RatioBar]]] = {}
-    for title, (model, experiment, workloads) in MODELS.items():
-        of_steps = [
+    targets = [time for time in comparison.target_times(machines) if _place(time) in _SHOWN]
+    above = {
+        title: [
             RatioBar(time.machine, time.optimizer, time.took.scaled(1e-3), tuple(1e-3 * ms for ms in time.repeats))
             for time in steps
             if time.workload == model
         ]
-        bars = of_steps, _target_bars(targets, experiment, workloads)
-        if any(bars):
-            columns[title] = bars
-    if not columns:
+        for title, (model, _) in MODELS.items()
+    }
+    below = {
+        title: [_target_bar(time) for time in targets if _place(time) in places]
+        for title, (_, places) in MODELS.items()
+    }
+    # A row has a panel for each model that has data, and no empty ones.
+    by_row = [
+        {title: bars for title, bars in of_row.items() if bars} for of_row in (above, below) if any(of_row.values())
+    ]
+    if not by_row:
         measure = f"python -m workflow.bench.timing --tier {results.root.name}"
         raise NoDataError(f"no step time and no time to target in {results.root}: run {measure} first.")
-    figure, shown = _draw_panels([machine.name for machine in machines], columns)
-    timed = [time for time in targets if (time.configuration.experiment, time.configuration.workload) in _SHOWN]
-    if measured := [time for time in timed if not time.projected]:
+    figure = _draw_panels([machine.name for machine in machines], by_row)
+    shown = [bar for of_row in by_row for bars in of_row.values() for bar in bars]
+    if measured := [time for time in targets if not time.projected]:
         notes.append(comparison.note_on_times(measured, looks.workload_name))
     notes += [*comparison.describe(machines, EXPERIMENTS), *_notes(shown)]
     runs, absent = pd.DataFrame(), []
@@ -193,15 +193,13 @@ def make(results: Results, folder: Path) -> list[Path]:
             runs = runs[[pair in _SHOWN for pair in zip(runs["experiment"], runs["workload"], strict=True)]]
         absent = [name for name in EXPERIMENTS if own.runs(name).empty]
         absent += [f"probe {name}" for name in PROBES if not (own.root / "probes" / f"{name}.csv").exists()]
-    texts: page.Texts = {
-        "caption": page.caption(results, runs, notes=notes, absent=absent),
-        "message": _message([bars for bars, _ in columns.values()], len(machines)),
-        "reading": "Above: a step with a refresh in ten; below: time to the target.",
-    }
-    return page.save(figure, folder, "fig16_hardware", legend=_entries(shown), columns=4, **texts)
+    text = page.caption(results, runs, notes=notes, absent=absent)
+    message = _message(above.values(), len(machines))
+    reading = "Above: a step with a refresh in ten; below: time to the target."
+    return page.save(figure, folder, "fig16_hardware", _entries(shown), text, message, reading, columns=4)
 
 
-def _message(steps: Sequence[Sequence[RatioBar]], machines: int) -> str:
+def _message(steps: Iterable[Sequence[RatioBar]], machines: int) -> str:
     """Return the title: the step of KFAC and of MKOR over the base optimizer's, from least to most over all bars."""
     ratios: dict[str, list[float]] = {}
     for bars in steps:
@@ -221,26 +219,16 @@ def _message(steps: Sequence[Sequence[RatioBar]], machines: int) -> str:
     return f"A step over the base optimizer's {where}: {' and '.join(phrases)} times"
 
 
-def _draw_panels(
-    names: Sequence[str], columns: Mapping[str, tuple[Sequence[RatioBar], Sequence[RatioBar]]]
-) -> tuple[Figure, list[RatioBar]]:
-    """Return the figure, and all of its bars.
-
-    Args:
-        names: the machines from top to bottom.
-        columns: the bars of the step times and of the times to target, by title of the column.
-    """
-    by_row = [{title: bars[row] for title, bars in columns.items() if bars[row]} for row in (0, 1)]
-    by_row = [of_row for of_row in by_row if of_row]
+def _draw_panels(names: Sequence[str], by_row: Sequence[Mapping[str, Sequence[RatioBar]]]) -> Figure:
+    """Return the figure; names: the machines from top to bottom; by_row: the bars of each row's panels, by title."""
     rows = [
         HardwareRows(names, looks.in_order(bar.label for bars in of_row.values() for bar in bars)) for of_row in by_row
     ]
     heights = [max(0.7, _ROW * (of_row.end + 0.8)) for of_row in rows]
     most = max(map(len, by_row))
-    figure, axes = style.new_figure(len(rows), most, height=sum(heights) + 1.0, height_ratios=heights)
+    figure, axes = page.new_figure(len(rows), most, height=sum(heights) + 1.0, height_ratios=heights)
     for axes_of_row, bars_of_row, of_row in zip(axes, by_row, rows, strict=True):
-        # A row has a panel for each model that has data, and no empty ones.
-        panels_of_row = style.split_row(figure, axes_of_row, len(bars_of_row))
+        panels_of_row = page.split_row(figure, axes_of_row, len(bars_of_row))
         for panel, (title, bars) in zip(panels_of_row, bars_of_row.items(), strict=True):
             _draw(panel, bars, of_row)
             targets = "; ".join(sorted({bar.target for bar in bars if bar.target}))
@@ -249,16 +237,16 @@ def _draw_panels(
         _name_rows(panels_of_row[0], of_row)
         quantity = "time to target" if any(bar.target for bars in bars_of_row.values() for bar in bars) else "step time"
         panels_of_row[0].set_ylabel(quantity)
-    return figure, [bar for of_row in by_row for bars in of_row.values() for bar in bars]
+    return figure
 
 
 def _entries(bars: Sequence[RatioBar]) -> list[Artist]:
     """Return the entries of the legend; the bars' names stand beside them."""
     entries: list[Artist] = []
     if any(bar.projected for bar in bars):
-        entries.append(Patch(edgecolor=style.GUIDE, label="projected", **_PROJECTED))
+        entries.append(Patch(edgecolor=page.GUIDE, label="projected", **_PROJECTED))
     if any(map(_has_interval, bars)):
-        entries.append(page.guide_entry(f"{shown_level()} interval", color=style.INK, linewidth=0.9))
+        entries.append(page.guide_entry(f"{shown_level()} interval", color=page.INK, linewidth=0.9))
     if any(len(bar.values) > 1 and not _has_interval(bar) for bar in bars):
         entries.append(page.hollow_entry("one run, or one repeat of a probe", markersize=3.2))
     return entries

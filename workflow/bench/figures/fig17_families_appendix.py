@@ -6,9 +6,8 @@ from pathlib import Path
 
 from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.analysis.field import contests
-from workflow.bench.figures import _field as field
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _style as style
+from workflow.bench.figures import fig17_field as field
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.tables import Results
 
@@ -16,14 +15,10 @@ EXPERIMENTS = FIELD
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the profiles by family, those of the other families in gray.
-
-    Raises:
-        NoDataError: no experiment of the field has runs.
-    """
+    """Draw the profiles by family, those of the other families in gray."""
     everything = contests(results)
     profiles = field.profiles_of(everything)
-    figure, axes = style.new_figure(3, 2, height=3.9)
+    figure, axes = page.new_figure(3, 2, height=3.9)
     for panel, (family, members) in zip(axes.flat, field.FAMILIES.items(), strict=True):
         panel.set_title(family)
         field.draw_profiles(panel, profiles, members)
@@ -31,9 +26,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.set_ylabel("solved (%)")
     for panel in axes[-1]:
         panel.set_xlabel("factor of the best")
-    texts: page.Texts = {
-        "caption": field.caption(results, everything, [field.PROFILES_NOTE, "gray: the other families"]),
-        "reading": "Share of targets reached within a factor of the best's iterations; gray: the others.",
-    }
     legend = [page.band_entry(f"{shown_level()} interval, bootstrap")]
-    return page.save(figure, folder, "fig17_families_appendix", legend=legend, **texts)
+    text = field.caption(results, everything, [field.PROFILES_NOTE, "gray: the other families"])
+    reading = "Share of targets reached within a factor of the best's iterations; gray: the others."
+    return page.save(figure, folder, "fig17_families_appendix", legend, text, reading=reading)

@@ -11,11 +11,10 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.field import Contest, contests
-from workflow.bench.figures import _field as field
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
+from workflow.bench.figures import fig17_field as field
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -35,18 +34,16 @@ _NOTES: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw a row for each label: its iterations over its base's by workload, and the cosine and norm of its step.
-
-    Raises:
-        NoDataError: no experiment of the field that compares all families has runs.
-    """
+    """Draw a row for each label: its iterations over its base's by workload, and the cosine and norm of its step."""
     found = [contest for contest in contests(results) if contest.experiment in _SHOWN]
     if not found:
         raise NoDataError(f"none of {', '.join(_SHOWN)} has runs in {results.root}: run make field first.")
     steps = results.probe("field_steps")
     steps = steps[steps["experiment"].isin(_SHOWN)]
-    labels = field.ordered(found)
-    figure, (axes,) = style.new_figure(1, len(found) + 2, height=0.6 + _ROW_INCHES * len(labels))
+    present = {label for contest in found for label in contest.labels}
+    of_families = [label for members in field.FAMILIES.values() for label in members if label in present]
+    labels = of_families + looks.in_order(present - {*of_families})
+    figure, (axes,) = page.new_figure(1, len(found) + 2, height=0.6 + _ROW_INCHES * len(labels))
     names = [looks.style_of(label).name for label in labels]
     for number, (panel, contest) in enumerate(zip(axes, found, strict=False)):
         title = looks.data_title(contest.runs, width=9)
@@ -57,17 +54,14 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.set_title(f"{column}\nof the step", fontsize=6)
         _draw_turns(panel, steps, column, labels)
         _name(panel, [""] * len(names))
-    absent = [] if len(steps) else ["field_steps"]
-    texts: page.Texts = {
-        "caption": field.caption(results, found, _NOTES, absent),
-        "reading": "Iterations to the base's targets, left of 1 is faster; cosine and norm against SGD's step.",
-    }
-    return page.save(figure, folder, "fig17_ratios_appendix", legend=[page.bar_entry()], **texts)
+    text = field.caption(results, found, _NOTES, [] if len(steps) else ["field_steps"])
+    reading = "Iterations to the base's targets, left of 1 is faster; cosine and norm against SGD's step."
+    return page.save(figure, folder, "fig17_ratios_appendix", [page.bar_entry()], text, reading=reading)
 
 
 def _draw_ratios(axes: Axes, contest: Contest, labels: Sequence[str]) -> None:
     """Draw the iterations of each label over those of its base, a row each."""
-    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     ends = [1.0]
     for row, label in enumerate(labels):
@@ -81,9 +75,8 @@ def _draw_ratios(axes: Axes, contest: Contest, labels: Sequence[str]) -> None:
             forest.draw_estimate(axes, ratio, row, label)
             ends.append(ratio.value)
     # Values and not intervals set the limits: one wide interval would press all markers together.
-    low, high = max(min(ends) / 1.5, 0.03), min(max(ends) * 1.5, 30.0)
-    axes.set_xlim(low, high)
-    panels.fixed_ticks(axes.xaxis, [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low < tick < high])
+    axes.set_xlim(max(min(ends) / 1.5, 0.03), min(max(ends) * 1.5, 30.0))
+    panels.fixed_ticks(axes.xaxis, (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20))
     axes.tick_params(axis="x", labelsize=6)
 
 
@@ -92,7 +85,7 @@ def _draw_turns(axes: Axes, steps: pd.DataFrame, column: str, labels: Sequence[s
     for row, label in enumerate(labels):
         values = steps.loc[steps["optimizer"] == label, column].dropna().astype(float)
         axes.plot(values, [row] * len(values), ".", color=looks.style_of(label).color, markersize=3.5)
-    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     if column == "cosine":
         axes.set_xlim(-0.1, 1.1)
         panels.fixed_ticks(axes.xaxis, (0, 0.5, 1))
@@ -102,7 +95,7 @@ def _draw_turns(axes: Axes, steps: pd.DataFrame, column: str, labels: Sequence[s
         if high > 1000 * low:
             panels.decade_ticks(axes.xaxis, most=3)
         else:
-            panels.fixed_ticks(axes.xaxis, [tick for tick in (0.1, 0.3, 1, 3, 10) if low < tick < high])
+            panels.fixed_ticks(axes.xaxis, (0.1, 0.3, 1, 3, 10))
     axes.tick_params(axis="x", labelsize=6)
 
 

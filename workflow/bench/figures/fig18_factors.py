@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +19,6 @@ from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("factor_variants",)
@@ -39,19 +37,15 @@ ROUNDING: Final = 1e-16
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the changes of direction over iterations by workload, and below the variants' final losses.
-
-    Raises:
-        NoDataError: the probe factors has no rows.
-    """
+    """Draw the changes of direction over iterations by workload, and below the variants' final losses."""
     rows = results.some_rows("factors")
     (experiment,) = EXPERIMENTS
     runs, losses = results.runs(experiment), panels.losses_to_compare(results.metrics(experiment))
     compared = sorted(panels.ended(losses, "validation", "loss")["workload"].unique())
-    names = style.probed_workloads(rows)
+    names = page.probed_workloads(rows)
     heights = (1.6, 2.0) if compared else (1.6,)
-    figure, axes = style.new_figure(len(heights), len(names), height=sum(heights) + 0.9, height_ratios=heights)
-    above, below = axes[0], style.split_row(figure, axes[1], len(compared)) if compared else []
+    figure, axes = page.new_figure(len(heights), len(names), height=sum(heights) + 0.9, height_ratios=heights)
+    above, below = axes[0], page.split_row(figure, axes[1], len(compared)) if compared else []
     for panel, workload in zip(above, names, strict=True):
         of_workload = rows[rows["workload"] == workload]
         panel.set_title(f"{looks.workload_name(workload)},\n{of_workload['layer'].nunique()} layers", fontsize=7)
@@ -65,28 +59,27 @@ def make(results: Results, folder: Path) -> list[Path]:
         if panel is not above[0]:
             panel.tick_params(labelleft=False)
     above[0].set_ylabel("turned by\n1 − cos")
-    finals = {workload: losses[losses["workload"] == workload] for workload in compared}
-    _draw_variants(below, finals, runs)
     notes = [
         "above: 1 − cos of the gradient and the update that one side alone gives; thin lines: layers, thick lines: "
-        "their "
-        f"median; drawn from {ROUNDING:g} on: a g of zero, as before a batch normalization, turns nothing; all factors "
-        "follow one training, with the paper's g",
+        f"their median; drawn from {ROUNDING:g} on: a g of zero, as before a batch normalization, turns nothing; all "
+        "factors follow one training, with the paper's g",
         _changes(rows),
     ]
-    for workload, of_workload in finals.items():
-        notes.append(_remaining(of_workload, forest.base_of(runs[runs["workload"] == workload])))
+    labels = looks.in_order(losses.loc[losses["workload"].isin(compared), "optimizer"])
+    for panel, workload in zip(below, compared, strict=True):
+        finals, trained = (frame[frame["workload"] == workload] for frame in (losses, runs))
+        panel.set_title(looks.data_title(trained))
+        forest.draw_differences(panel, finals, WHOLE, labels)
+        if panel is not below[0]:
+            panel.set_yticklabels([])
+        notes.append(_remaining(finals, forest.base_of(trained)))
     if compared:
         notes.insert(1, "below: final loss against MKOR's, paired by seed, with its interval; dots are seeds")
         text = page.caption(results, runs, notes=[*page.precisions(rows), *notes])
     else:
         text = page.footer(results, rows, notes=notes)
-    texts: page.Texts = {
-        "caption": text,
-        "message": _message(rows),
-        "reading": "Above: how far one side alone turns the gradient.",
-    }
-    return page.save(figure, folder, "fig18_factors", legend=entries(), columns=2, **texts)
+    reading = "Above: how far one side alone turns the gradient."
+    return page.save(figure, folder, "fig18_factors", entries(), text, _message(rows), reading, columns=2)
 
 
 def _message(rows: pd.DataFrame) -> str:
@@ -118,16 +111,6 @@ def draw_layers(axes: Axes, rows: pd.DataFrame, quantity: str, look: MethodStyle
     axes.plot(by_step.index, by_step, color=look.color, linewidth=0.4, alpha=0.3)
     median = by_step.median(axis=1)
     axes.plot(median.index, median, color=look.color, linewidth=1.5, marker=look.marker, markersize=3.6)
-
-
-def _draw_variants(below: Sequence[Axes], losses: Mapping[str, pd.DataFrame], runs: pd.DataFrame) -> None:
-    """Draw the final losses of the variants against MKOR's, one panel a workload with the same rows."""
-    labels = looks.in_order(label for rows in losses.values() for label in rows["optimizer"])
-    for panel, (workload, rows) in zip(below, losses.items(), strict=True):
-        panel.set_title(looks.data_title(runs[runs["workload"] == workload]))
-        forest.draw_differences(panel, rows, WHOLE, labels)
-        if panel is not below[0]:
-            panel.set_yticklabels([])
 
 
 def _changes(rows: pd.DataFrame) -> str:

@@ -8,7 +8,6 @@ from typing import Final
 from workflow.bench.analysis import looks
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.figures.fig18_factors import draw_layers, entries, factors_of
 from workflow.bench.results.tables import Results
 
@@ -18,14 +17,10 @@ _LARGEST: Final = (0, (1, 1.2))
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the smallest, the median and the largest eigenvalue over iterations by workload.
-
-    Raises:
-        NoDataError: the probe factors has no rows.
-    """
+    """Draw the smallest, the median and the largest eigenvalue over iterations by workload."""
     rows = results.some_rows("factors")
-    names = style.probed_workloads(rows)
-    figure, (axes,) = style.new_figure(1, len(names), height=2.4, sharey="row")
+    names = page.probed_workloads(rows)
+    figure, (axes,) = page.new_figure(1, len(names), height=2.4, sharey="row")
     for panel, workload in zip(axes, names, strict=True):
         of_workload = rows[rows["workload"] == workload]
         panel.set_title(f"{looks.workload_name(workload)},\n{of_workload['layer'].nunique()} layers", fontsize=7)
@@ -34,7 +29,7 @@ def make(results: Results, folder: Path) -> list[Path]:
             median = of_factor.groupby("step")["median"].median()
             panel.plot(median.index, median, color=look.color, linestyle=_MEDIAN, linewidth=1.0)
         largest = of_workload.groupby("step")["largest"].median()
-        panel.plot(largest.index, largest, color=style.GUIDE, linestyle=_LARGEST, linewidth=1.2)
+        panel.plot(largest.index, largest, color=page.GUIDE, linestyle=_LARGEST, linewidth=1.2)
         panel.set_xlabel("iteration")
     axes[0].set(ylabel="eigenvalue", yscale="log")  # the panels share their axis
     panels.decade_ticks(axes[0].yaxis)
@@ -44,8 +39,6 @@ def make(results: Results, folder: Path) -> list[Path]:
         page.guide_entry("largest eigenvalue, of all", linestyle=_LARGEST, linewidth=1.2),
     ]
     note = "thin lines: smallest eigenvalues of layers, thick lines: their median; all factors follow one training"
-    texts: page.Texts = {
-        "caption": page.footer(results, rows, notes=[note]),
-        "reading": "With markers: smallest eigenvalues, thin lines are layers, thick ones their median.",
-    }
-    return page.save(figure, folder, "fig18_spectra_appendix", legend=legend, columns=2, **texts)
+    text = page.footer(results, rows, notes=[note])
+    reading = "With markers: smallest eigenvalues, thin lines are layers, thick ones their median."
+    return page.save(figure, folder, "fig18_spectra_appendix", legend, text, reading=reading, columns=2)

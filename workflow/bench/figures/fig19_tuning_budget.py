@@ -14,7 +14,6 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.tuning_budget import Search, has_several, search
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 TRIALS = True
@@ -31,31 +30,23 @@ _NOTE: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw a row for each optimizer: what half of the trials would cost, a dot for each search.
-
-    Raises:
-        NoDataError: there are no trials, or none that can be shown.
-    """
+    """Draw a row for each optimizer: what half of the trials would cost, a dot for each search."""
     searches, several = searches_of(results)
     costs = halved(searches.values())
     if not costs:
         raise NoDataError("no search has an optimizer that succeeds with half of its trials")
     labels = looks.in_order(costs)
-    figure, ((axes,),) = style.new_figure(1, 1, height=0.5 + 0.19 * len(labels))
-    axes.axvline(0, color=style.GUIDE, linewidth=0.8)
+    figure, ((axes,),) = page.new_figure(1, 1, height=0.5 + 0.19 * len(labels))
+    axes.axvline(0, color=page.GUIDE, linewidth=0.8)
     for row, label in enumerate(labels):
         look = looks.style_of(label)
         forest.draw_runs(axes, costs[label], row, label, below=0.0)
         axes.plot(median(costs[label]), row, marker=look.marker, color=look.color, markersize=6, zorder=4)
     forest.name_rows(axes, [looks.style_of(label).name for label in labels])
     axes.set_xlabel("worse than with all trials (%)")
-    notes = [_NOTE, sizes(searches), *failures(searches), *not_shown(several)]
-    texts: page.Texts = {
-        "caption": page.caption(results, pd.DataFrame(), notes=notes),
-        "message": _message(costs),
-        "reading": "Dots are experiments, markers their median; further right gains more from the second half.",
-    }
-    return page.save(figure, folder, "fig19_tuning_budget", legend=[], **texts)
+    text = page.caption(results, pd.DataFrame(), notes=[_NOTE, *notes_on(searches, several)])
+    reading = "Dots are experiments, markers their median; further right gains more from the second half."
+    return page.save(figure, folder, "fig19_tuning_budget", [], text, _message(costs), reading)
 
 
 def searches_of(results: Results) -> tuple[dict[tuple[str, str], Search], set[tuple[str, str]]]:
@@ -100,29 +91,21 @@ def _message(costs: Mapping[str, list[float]]) -> str:
     return f"Half of the trials would have found values worse by: {', '.join(parts)}" if parts and finite else ""
 
 
-def not_shown(several: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a sentence on the searches that cannot be shown, if there are any."""
-    places = [f"{experiment} {looks.workload_name(workload)}" for experiment, workload in sorted(several)]
-    return [f"Not shown, since they were tuned at several sizes: {', '.join(places)}"] if places else []
-
-
-def sizes(searches: Mapping[tuple[str, str], Search]) -> str:
-    """Return a sentence on the numbers of trials and studies."""
+def notes_on(searches: Mapping[tuple[str, str], Search], several: Iterable[tuple[str, str]]) -> list[str]:
+    """Return sentences on the numbers of trials and studies, on failures, and on searches that cannot be shown."""
     places: dict[str, list[str]] = {}
+    failed = []
     for (experiment, workload), found in searches.items():
+        place = f"{experiment} {looks.workload_name(workload)}"
         trials, studies = (" or ".join(map(str, numbers)) for numbers in (found.trials, found.studies))
         size = f"{trials} trials of each optimizer in {studies} {'study' if studies == '1' else 'studies'}"
-        several = sum(name == experiment for name, _ in searches) > 1
-        places.setdefault(size, []).append(f"{experiment} {looks.workload_name(workload)}" if several else experiment)
-    return "; ".join(f"{size}: {', '.join(names)}" for size, names in places.items())
-
-
-def failures(searches: Mapping[tuple[str, str], Search]) -> list[str]:
-    """Return a sentence on the optimizers of which a study never succeeded, if there are any."""
-    failed = [
-        f"{', '.join(looks.style_of(label).name for label in found.failed)} in {experiment} "
-        f"{looks.workload_name(workload)}"
-        for (experiment, workload), found in searches.items()
-        if found.failed
-    ]
-    return [f"without success in some study: {'; '.join(failed)}"] if failed else []
+        is_one = sum(name == experiment for name, _ in searches) == 1
+        places.setdefault(size, []).append(experiment if is_one else place)
+        if found.failed:
+            failed.append(f"{', '.join(looks.style_of(label).name for label in found.failed)} in {place}")
+    notes = ["; ".join(f"{size}: {', '.join(names)}" for size, names in places.items())]
+    if failed:
+        notes.append(f"without success in some study: {'; '.join(failed)}")
+    if hidden := [f"{experiment} {looks.workload_name(workload)}" for experiment, workload in sorted(several)]:
+        notes.append(f"Not shown, since they were tuned at several sizes: {', '.join(hidden)}")
+    return notes

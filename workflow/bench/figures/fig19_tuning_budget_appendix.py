@@ -12,8 +12,7 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.tuning_budget import Search
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
-from workflow.bench.figures.fig19_tuning_budget import failures, not_shown, searches_of, sizes
+from workflow.bench.figures.fig19_tuning_budget import notes_on, searches_of
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("*",)
@@ -31,14 +30,10 @@ _STATISTIC = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the best value after each number of trials, with a panel for each workload of each experiment.
-
-    Raises:
-        NoDataError: there are no trials, or none that can be shown.
-    """
+    """Draw the best value after each number of trials, with a panel for each workload of each experiment."""
     searches, several = searches_of(results)
     rows = -(-len(searches) // _COLUMNS)
-    figure, axes = style.new_figure(rows, _COLUMNS, height=0.4 + 1.55 * rows)
+    figure, axes = page.new_figure(rows, _COLUMNS, height=0.4 + 1.55 * rows)
     titles = looks.data_titles(
         [(experiment, _runs(results, experiment, workload)) for experiment, workload in searches], width=24
     )
@@ -52,12 +47,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = page.entries_of((label for found in searches.values() for label in found.budgets), marker="")
     if any(max(found.studies) > 1 for found in searches.values()):
         legend.append(page.band_entry("range over studies"))
-    notes = [_STATISTIC, sizes(searches), *failures(searches), *not_shown(several)]
-    texts: page.Texts = {
-        "caption": page.caption(results, pd.DataFrame(), notes=notes),
-        "reading": "The best of so many trials; a curve that still falls at its end would gain from more.",
-    }
-    return page.save(figure, folder, "fig19_tuning_budget_appendix", legend=legend, **texts)
+    text = page.caption(results, pd.DataFrame(), notes=[_STATISTIC, *notes_on(searches, several)])
+    reading = "The best of so many trials; a curve that still falls at its end would gain from more."
+    return page.save(figure, folder, "fig19_tuning_budget_appendix", legend, text, reading=reading)
 
 
 def _runs(results: Results, experiment: str, workload: str) -> pd.DataFrame:

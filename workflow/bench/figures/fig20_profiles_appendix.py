@@ -25,21 +25,10 @@ _NOTE: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the performance profile of each experiment.
-
-    Raises:
-        NoDataError: there is no run.
-    """
-    return draw_each(
-        results,
-        folder,
-        "fig20_profiles_appendix",
-        _draw_profiles,
-        note=_NOTE,
-        reading="Share of targets and seeds reached within a factor of the best; upper left is better.",
-        axes_labels=("factor of the best", "solved (%)"),
-        height=1.6,
-    )
+    """Draw the performance profile of each experiment."""
+    reading = "Share of targets and seeds reached within a factor of the best; upper left is better."
+    labels = ("factor of the best", "solved (%)")
+    return draw_each(results, folder, "fig20_profiles_appendix", _draw_profiles, _NOTE, reading, labels, 1.6)
 
 
 def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:

@@ -23,21 +23,10 @@ _NOTE: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw iterations over the share of the base optimizer's steps, by experiment.
-
-    Raises:
-        NoDataError: there is no run.
-    """
-    return draw_each(
-        results,
-        folder,
-        "fig20_steps_appendix",
-        _draw_steps,
-        note=_NOTE,
-        reading="A curve ends where runs miss the target, a band at the top has no upper bound.",
-        axes_labels=("base's steps (%)", "iterations"),
-        height=1.75,
-    )
+    """Draw iterations over the share of the base optimizer's steps, by experiment."""
+    reading = "A curve ends where runs miss the target, a band at the top has no upper bound."
+    labels = ("base's steps (%)", "iterations")
+    return draw_each(results, folder, "fig20_steps_appendix", _draw_steps, _NOTE, reading, labels, 1.75)
 
 
 def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -17,7 +16,6 @@ from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, targ
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("*",)
@@ -36,8 +34,7 @@ _NOTE: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """The sweep of one experiment on one workload, and its runs."""
 
     experiment: str
@@ -45,46 +42,36 @@ class Shown:
     runs: pd.DataFrame
 
 
-def sweeps(results: Results) -> Iterator[Shown | str]:
-    """Yield the sweep of every experiment and workload with a target, or why there is none, a clause."""
-    for name in results.experiments():
-        runs = results.runs(name)
-        aimed = runs[runs["target"].notna()]
-        # The file of an experiment without a target may be large, and is not read.
-        metrics = results.metrics(name) if len(aimed) else pd.DataFrame()
-        for _, rows in aimed.groupby(["workload", "dataset"], sort=False):
-            base = forest.base_of(rows)
-            if base is None:
-                yield f"{name} has no run of a base optimizer"
-                continue
-            try:
-                sweep = target_sweep(rows, metrics, base)
-            except NoSweepError as problem:
-                yield f"{name} {problem}"
-            else:
-                yield Shown(name, sweep, rows)
-
-
 def sweeps_of(results: Results) -> tuple[list[Shown], list[str]]:
-    """Return the sweeps of all experiments, and sentences on the experiments that have none.
+    """Return the sweep of every experiment and workload with a target, and a sentence on those that have none.
 
     Raises:
         NoDataError: there is no run.
     """
     if not results.experiments():
         raise NoDataError(f"no experiment in {results.root} has runs.")
-    found = list(sweeps(results))
-    left_out = dict.fromkeys(one for one in found if isinstance(one, str))
-    shown = [one for one in found if isinstance(one, Shown)]
+    shown, left_out = [], dict[str, None]()
+    for name in results.experiments():
+        runs = results.runs(name)
+        aimed = runs[runs["target"].notna()]
+        # The file of an experiment without a target may be large, and is not read.
+        metrics = results.metrics(name) if len(aimed) else pd.DataFrame()
+        for _, rows in aimed.groupby(["workload", "dataset"], sort=False):
+            try:
+                if (base := forest.base_of(rows)) is None:
+                    raise NoSweepError("has no run of a base optimizer")
+                shown.append(Shown(name, target_sweep(rows, metrics, base), rows))
+            except NoSweepError as problem:
+                left_out[f"{name} {problem}"] = None
     return shown, [f"Not shown: {'; '.join(left_out)}"] if left_out else []
 
 
 def draw_empty(results: Results, folder: Path, name: str, notes: Sequence[str]) -> list[Path]:
     """Draw a figure that says that no experiment has a sweep."""
-    figure, axes = style.new_figure(1, 1, height=1.0)
+    figure, axes = page.new_figure(1, 1, height=1.0)
     panels.explain_empty(axes[0, 0], "no experiment has runs with a target that tells of training")
     runs = pd.concat([results.runs(name) for name in results.experiments()], ignore_index=True)
-    return page.save(figure, folder, name, legend=[], caption=page.caption(results, runs, notes=notes))
+    return page.save(figure, folder, name, [], page.caption(results, runs, notes=notes))
 
 
 def draw_each(
@@ -92,33 +79,22 @@ def draw_each(
     folder: Path,
     name: str,
     draw: Callable[[Axes, TargetSweep], None],
-    *,
     note: str,
     reading: str,
     axes_labels: tuple[str, str],
     height: float,
 ) -> list[Path]:
-    """Draw a figure with a panel for each experiment.
+    """Draw the figure ``name`` with a panel for each experiment, in rows of a height in inches.
 
-    Args:
-        results: the results of one machine and tier.
-        folder: where the files go.
-        name: the figure's.
-        draw: draws an experiment's panel.
-        note: a sentence of the caption, on what is drawn.
-        reading: how to read it, in one line.
-        axes_labels: of the horizontal and the vertical axis.
-        height: of a row of panels, in inches.
-
-    Raises:
-        NoDataError: there is no run.
+    draw: draws an experiment's panel; note: a sentence of the caption, on what is drawn; reading: how to read it, in
+    one line; axes_labels: of a panel's horizontal and vertical axis.
     """
     shown, left_out = sweeps_of(results)
     notes = [TARGETS_NOTE, note, *left_out]
     if not shown:
         return draw_empty(results, folder, name, notes)
     rows = -(-len(shown) // _COLUMNS)
-    figure, axes = style.new_figure(rows, min(_COLUMNS, len(shown)), height=height * rows)
+    figure, axes = page.new_figure(rows, min(_COLUMNS, len(shown)), height=height * rows)
     titles = looks.data_titles([(one.experiment, one.runs) for one in shown], width=24)
     for panel, title, one in zip(axes.flat, titles, shown, strict=False):
         panel.set_title(title, fontsize=6.5)
@@ -132,35 +108,28 @@ def draw_each(
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
     legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
     legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
-    caption = page.caption(results, runs, notes=notes)
-    return page.save(figure, folder, name, legend=legend, caption=caption, reading=reading)
+    return page.save(figure, folder, name, legend, page.caption(results, runs, notes=notes), reading=reading)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw MKOR's and KFAC's iterations over the base's at each target, a line for each experiment.
-
-    Raises:
-        NoDataError: there is no run.
-    """
+    """Draw MKOR's and KFAC's iterations over the base's at each target, a line for each experiment."""
     shown, left_out = sweeps_of(results)
     ratios = {label: [found for one in shown if (found := by_share(one.sweep, label))] for label in LABELS}
     drawn = [label for label in LABELS if ratios[label]]
     notes = [TARGETS_NOTE, _NOTE, *left_out]
     if not drawn:
         return draw_empty(results, folder, "fig20_target_sweep", notes)
-    figure, (axes,) = style.new_figure(1, len(drawn), height=2.4, sharey=True)
+    figure, (axes,) = page.new_figure(1, len(drawn), height=2.4, sharey=True)
     middles = {label: _draw(panel, label, ratios[label]) for panel, label in zip(axes, drawn, strict=True)}
     axes[0].set_ylabel("iterations, base: 1")
     panels.plain_log_ticks(axes[0])
     gray = page.guide_entry("one experiment", color="#AAAAAA", linewidth=0.8)
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
-    texts: page.Texts = {
-        "caption": page.caption(results, runs, notes=notes),
-        "message": _message(ratios["mkor"], middles.get("mkor", {})),
-        "reading": "Below 1 is faster than the base. Targets: what the base reaches after shares of its steps.",
-    }
     legend = [gray, page.guide_entry("median of experiments", linewidth=1.8)]
-    return page.save(figure, folder, "fig20_target_sweep", legend=legend, **texts)
+    text = page.caption(results, runs, notes=notes)
+    message = _message(ratios["mkor"], middles.get("mkor", {}))
+    reading = "Below 1 is faster than the base. Targets: what the base reaches after shares of its steps."
+    return page.save(figure, folder, "fig20_target_sweep", legend, text, message, reading)
 
 
 def by_share(sweep: TargetSweep, label: str) -> dict[float, float]:
@@ -176,7 +145,7 @@ def _draw(axes: Axes, label: str, ratios: Sequence[Mapping[float, float]]) -> di
     look = looks.style_of(label)
     axes.set_title(look.name)
     axes.set_yscale("log")
-    axes.axhline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axhline(1, color=page.GUIDE, linewidth=0.8)
     for one in ratios:
         axes.plot([100 * share for share in one], [*one.values()], color="#AAAAAA", linewidth=0.8, zorder=1)
     by_target: dict[float, list[float]] = {}

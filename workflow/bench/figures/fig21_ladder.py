@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import looks
@@ -27,7 +26,6 @@ from workflow.bench.analysis.ladder import (
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("ladder",)
@@ -40,9 +38,6 @@ _APART: Final = 0.17
 """The distance of the two base optimizers from the middle of a row."""
 _ENDS: Final = ("mkor", "both_sides", TOP)
 """The rungs that are trained with centred inputs, too."""
-_LETTERS: Final = 66
-"""Letters of all panels' titles in one line."""
-_SHARES: Final = (0, 50, 100)
 _NOTES: Final = (
     "Above: gain of a rung over gain of KFAC; a gain is the logarithm of the base optimizer's iterations over the "
     "rung's, the mean over the sweep's targets; Fieller's interval over tuning studies, which may leave the panel; no "
@@ -53,32 +48,36 @@ _NOTES: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw a column for each workload: shares of KFAC's gain above, plain and centred inputs below.
-
-    Raises:
-        NoDataError: there are no runs to compare.
-    """
+    """Draw a column for each workload: shares of KFAC's gain above, plain and centred inputs below."""
     found, left_out = ladders(results)
     declared = predictions(found)
     workloads = list(dict.fromkeys(ladder.workload for ladder in found))
-    figure, axes = style.new_figure(2, len(workloads), height=3.5, sharex="row", sharey="row")
+    figure, axes = page.new_figure(2, len(workloads), height=3.5, sharex="row", sharey="row")
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         of_workload = [ladder for ladder in found if ladder.workload == workload]
         lines = _draw_shares(upper, [ladder for ladder in of_workload if not ladder.centred])
-        upper.set_title(looks.data_title(of_workload[0].runs, width=_LETTERS // len(workloads)), pad=4 + 7.5 * lines)
+        title = looks.data_title(of_workload[0].runs, width=66 // len(workloads))  # 66 letters in all panels
+        upper.set_title(title, pad=4 + 7.5 * lines)
         _draw_ratios(lower, of_workload)
         _head(lower, [f"{_LOOKS[one.base].name}: {one.decision}" for one in declared if one.workload == workload])
-    _scale(axes)
+    for upper in axes[0]:
+        upper.set_xlim(-45, 145)
+        panels.fixed_ticks(upper.xaxis, (0, 50, 100))
+        upper.set_xlabel("gain kept (%)")
+    low, high = axes[1, 0].get_xlim()
+    for lower in axes[1]:
+        ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10) if high > 4 * low else (0.3, 0.4, 0.5, 0.7, 1, 1.4, 2)
+        panels.fixed_ticks(lower.xaxis, ticks)
+        lower.set_xlabel("iterations, base: 1")
+    plain = replace(_LOOKS["sgd"], name="plain inputs", color=page.GUIDE, marker="D")
+    legend = [*map(page.marker_entry, (*_LOOKS.values(), plain)), page.hollow_entry("centred inputs", "D")]
+    legend.append(page.guide_entry(f"{shown_level()} interval", color="#777777", linewidth=1.6))
     notes = [*_NOTES, *sentences(found, looks.workload_name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
     runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
     text = page.caption(results, runs, notes=notes, summarized=False)
-    texts: page.Texts = {
-        "caption": text,
-        "message": _message(found),
-        "reading": "Above: KFAC is 100 %. Below: left of 1 is faster.",
-    }
-    return page.save(figure, folder, "fig21_ladder", legend=_legend(), columns=5, **texts)
+    reading = "Above: KFAC is 100 %. Below: left of 1 is faster."
+    return page.save(figure, folder, "fig21_ladder", legend, text, _message(found), reading, columns=5)
 
 
 def _message(found: Sequence[Ladder]) -> str:
@@ -93,23 +92,20 @@ def _message(found: Sequence[Ladder]) -> str:
     return f"MKOR keeps {kept} % of KFAC's gain; {vanishes}"
 
 
-def _row(base: str) -> float:
-    return _APART * (2 * list(BASES).index(base) - 1)
-
-
 def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> int:
     """Draw the share of KFAC's gain in a row for each rung, the base optimizers beside each other.
 
     Returns the number of lines above the panel, which say where there is no share.
     """
     for end in (0, 100):
-        axes.axvline(end, color=style.GUIDE, linewidth=0.8)
+        axes.axvline(end, color=page.GUIDE, linewidth=0.8)
     rungs = [rung for rung in RUNGS if rung != TOP]
     undefined: list[str] = []
     for ladder in plain:
         shares = {rung: share for rung in rungs if (share := ladder.share(rung)) is not None}
         for rung, share in shares.items():
-            _draw(axes, share.scaled(100), rungs.index(rung) + _row(ladder.base), _LOOKS[ladder.base])
+            row = rungs.index(rung) + _APART * (2 * list(BASES).index(ladder.base) - 1)
+            _draw(axes, share.scaled(100), row, _LOOKS[ladder.base])
         if not shares:
             undefined += [f"{_LOOKS[ladder.base].name}:", ladder.no_share(rungs[0])]
     _head(axes, undefined)
@@ -119,7 +115,7 @@ def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> int:
 
 def _draw_ratios(axes: Axes, of_workload: Sequence[Ladder]) -> None:
     """Draw iterations over the base's: for each rung and base optimizer plain inputs above centred ones."""
-    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     rows = [(base, rung) for base in BASES for rung in _ENDS]
     for ladder in of_workload:
@@ -141,23 +137,4 @@ def _draw(axes: Axes, found: Estimate, row: float, look: looks.MethodStyle, *, h
 
 def _head(axes: Axes, lines: Sequence[str]) -> None:
     """Write small lines right above a panel."""
-    panels.annotate(axes, "\n".join(lines), (0.5, 1), ha="center", va="bottom", xytext=(0, 1.5), color=style.SOFT)
-
-
-def _scale(axes: Any) -> None:
-    for upper in axes[0]:
-        upper.set_xlim(-45, 145)
-        panels.fixed_ticks(upper.xaxis, _SHARES)
-        upper.set_xlabel("gain kept (%)")
-    low, high = axes[1][0].get_xlim()
-    ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10) if high > 4 * low else (0.3, 0.4, 0.5, 0.7, 1, 1.4, 2)
-    for lower in axes[1]:
-        panels.fixed_ticks(lower.xaxis, [tick for tick in ticks if low < tick < high])
-        lower.set_xlabel("iterations, base: 1")
-
-
-def _legend() -> list[Artist]:
-    entries = [page.marker_entry(look) for look in _LOOKS.values()]
-    plain = replace(_LOOKS["sgd"], name="plain inputs", color=style.GUIDE, marker="D")
-    entries += [page.marker_entry(plain), page.hollow_entry("centred inputs", "D")]
-    return [*entries, page.guide_entry(f"{shown_level()} interval", color="#777777", linewidth=1.6)]
+    panels.annotate(axes, "\n".join(lines), (0.5, 1), ha="center", va="bottom", xytext=(0, 1.5), color=page.SOFT)

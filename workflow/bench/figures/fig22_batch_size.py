@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.batch_sizes import Batches, batches, sentences
-from workflow.bench.analysis.estimates import Estimate, mean_ratio
+from workflow.bench.analysis.estimates import mean_ratio
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("batch_size",)
 
 _APART: Final = 0.025
-"""The distance of two labels at one size, in the logarithm of the size, so that their intervals do not cover."""
+"""The distance of two labels at one size, in the logarithm of the size."""
 _BOUND: Final = "^"
-_LETTERS: Final = 66
-"""Letters of all panels' titles in one line."""
 _NOTES: Final = (
     "Above: iterations at which the smoothed metric crosses the target, the same at all sizes; geometric mean over "
     "seeds and tuning studies, t interval over studies. Hollow triangles: a run did not reach the target and counts "
@@ -35,17 +31,14 @@ _NOTES: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw a column for each workload: iterations above, speedups below.
-
-    Raises:
-        NoDataError: there are no runs to compare.
-    """
+    """Draw a column for each workload: iterations above, speedups below."""
     found, left_out = batches(results)
     runs = results.some_runs(EXPERIMENTS[0])
-    figure, axes = style.new_figure(2, len(found), height=4.0, sharex="col", height_ratios=(1.25, 1))
+    figure, axes = page.new_figure(2, len(found), height=4.0, sharex="col", height_ratios=(1.25, 1))
     for (upper, lower), of_workload in zip(axes.T, found, strict=True):
         rows = runs[runs["workload"] == of_workload.workload]
-        upper.set_title(f"{looks.data_title(rows, width=_LETTERS // len(found))}\n{of_workload.target.describe()}")
+        title = looks.data_title(rows, width=66 // len(found))  # 66 letters in all panels
+        upper.set_title(f"{title}\n{of_workload.target.describe()}")
         _draw_iterations(upper, of_workload)
         _draw_speedups(lower, of_workload)
         lower.set_xlabel("batch size")
@@ -54,17 +47,14 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = page.entries_of(label for of_workload in found for label in of_workload.arrivals)
     legend += [
         page.hollow_entry("lower bound", _BOUND),
-        page.guide_entry("proportional", linestyle=style.MODEL_LINE, linewidth=0.8),
+        page.guide_entry("proportional", linestyle=page.MODEL_LINE, linewidth=0.8),
         page.bar_entry(),
     ]
     notes = [*_NOTES, *sentences(found, looks.workload_name, lambda label: looks.style_of(label).name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
-    texts: page.Texts = {
-        "caption": page.caption(results, runs, notes=notes, summarized=False),
-        "message": _message(found),
-        "reading": "Below: a line that rises profits more from a large batch than the reference.",
-    }
-    return page.save(figure, folder, "fig22_batch_size", legend=legend, **texts)
+    text = page.caption(results, runs, notes=notes, summarized=False)
+    reading = "Below: a line that rises profits more from a large batch than the reference."
+    return page.save(figure, folder, "fig22_batch_size", legend, text, _message(found), reading)
 
 
 def _message(found: Sequence[Batches]) -> str:
@@ -80,22 +70,16 @@ def _message(found: Sequence[Batches]) -> str:
     return f"MKOR's speedup from batch {sizes[0]:,} to {sizes[-1]:,}: {', '.join(phrases)}" if phrases else ""
 
 
-def _places(of_workload: Batches) -> dict[str, float]:
-    """Return a factor for each label that moves its markers a little along the axis of sizes."""
-    labels = looks.in_order(of_workload.arrivals)
-    return {label: math.exp(_APART * (index - (len(labels) - 1) / 2)) for index, label in enumerate(labels)}
-
-
 def _draw_iterations(axes: Axes, of_workload: Batches) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
-    for label, place in _places(of_workload).items():
+    for label, place in panels.places_beside(looks.in_order(of_workload.arrivals), _APART).items():
         arrivals = of_workload.arrivals[label]
         whole = {size: one.iterations for size, one in arrivals.items() if not one.is_censored}
-        _draw_line(axes, whole, label, place)
-        bounds = {size: one.iterations.value for size, one in arrivals.items() if one.is_censored}
-        look: dict[str, Any] = {"color": looks.style_of(label).color, "markerfacecolor": "white", "linestyle": "none"}
-        axes.plot([place * size for size in bounds], [*bounds.values()], marker=_BOUND, **look)
+        panels.draw_estimates(axes, whole, label, place)
+        bounds = {size: one.iterations for size, one in arrivals.items() if one.is_censored}
+        hollow = {"marker": _BOUND, "markerfacecolor": "white", "linestyle": "none"}
+        panels.draw_estimates(axes, bounds, label, place, **hollow)
     _draw_proportional(axes, of_workload)
     panels.plain_log_ticks(axes)
 
@@ -105,7 +89,7 @@ def _draw_proportional(axes: Axes, of_workload: Batches) -> None:
     sizes = np.array(of_workload.sizes, float)
     highest = max(one.iterations.value for by_size in of_workload.arrivals.values() for one in by_size.values())
     low, high = axes.get_ylim()
-    axes.plot(sizes, highest * sizes[0] / sizes, color=style.GUIDE, linestyle=style.MODEL_LINE, linewidth=0.8, zorder=1)
+    axes.plot(sizes, highest * sizes[0] / sizes, color=page.GUIDE, linestyle=page.MODEL_LINE, linewidth=0.8, zorder=1)
     axes.set_ylim(low, high)
 
 
@@ -115,20 +99,11 @@ def _draw_speedups(axes: Axes, of_workload: Batches) -> None:
         panels.explain_empty(axes, "neither the base optimizer nor NadamW reaches the target in all runs")
         return
     axes.set_yscale("log")
-    axes.axhline(1, color=style.GUIDE, linewidth=0.8)
-    for label, place in _places(of_workload).items():
+    axes.axhline(1, color=page.GUIDE, linewidth=0.8)
+    for label, place in panels.places_beside(looks.in_order(of_workload.arrivals), _APART).items():
         ratios = {size: of_workload.ratios(label, size) for size in of_workload.sizes}
         speedups = {size: mean_ratio([-log for log in logs.values()]) for size, logs in ratios.items() if logs}
         if label != reference:
-            _draw_line(axes, speedups, label, place)
+            panels.draw_estimates(axes, speedups, label, place)
     axes.set_ylabel(f"speedup over {looks.style_of(reference).name}")
     panels.plain_log_ticks(axes)
-
-
-def _draw_line(axes: Axes, estimates: dict[int, Estimate], label: str, place: float) -> None:
-    """Draw a label's estimates over the sizes, each with its interval."""
-    look = looks.style_of(label)
-    x = [place * size for size in estimates]
-    line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.1}
-    axes.plot(x, [found.value for found in estimates.values()], **line)
-    page.draw_bars(axes, x, estimates.values(), look.color)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from matplotlib.axes import Axes
 
@@ -13,13 +13,12 @@ from workflow.bench.analysis.widths import PLACES, Where, Widths, sentences, wid
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
-from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("width",)
 
 _APART: Final = 0.035
-"""The distance of two labels at one width, in the logarithm of the width, so that their intervals do not cover."""
+"""The distance of two labels at one width, in the logarithm of the width."""
 _PREDICTED: Final = 0.16
 """The distance of a predicted value from the held-out width, in the logarithm of the width."""
 _ROW: Final = 0.19
@@ -35,15 +34,11 @@ _NOTES: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw speedups over the width at the final quality and over the sweep, and below their slopes.
-
-    Raises:
-        NoDataError: there are no runs to compare.
-    """
+    """Draw speedups over the width at the final quality and over the sweep, and below their slopes."""
     found = widths(results)
     labels = looks.in_order(found.labels)
     below = _ROW * len(labels)
-    figure, axes = style.new_figure(2, 2, height=2.9 + below, sharey="row", height_ratios=(2.2, below))
+    figure, axes = page.new_figure(2, 2, height=2.9 + below, sharey="row", height_ratios=(2.2, below))
     for (upper, lower), where in zip(axes.T, PLACES, strict=True):
         upper.set_title(where)
         _draw_speedups(upper, found, labels, where)
@@ -53,12 +48,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = [*page.entries_of(labels), page.hollow_entry("predicted"), page.bar_entry()]
     notes = [*_NOTES, *sentences(found, lambda label: looks.style_of(label).name)]
     text = page.caption(results, found.runs, notes=notes, summarized=False)
-    texts: page.Texts = {
-        "caption": text,
-        "message": _message(found),
-        "reading": "Hollow: what the smaller widths predict.",
-    }
-    return page.save(figure, folder, "fig23_width", legend=legend, **texts)
+    reading = "Hollow: what the smaller widths predict."
+    return page.save(figure, folder, "fig23_width", legend, text, _message(found), reading)
 
 
 def _message(found: Widths) -> str:
@@ -74,24 +65,18 @@ def _message(found: Widths) -> str:
 def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.axhline(1, color=style.GUIDE, linewidth=0.8)
-    for index, label in enumerate(labels):
-        place = math.exp(_APART * (index - (len(labels) - 1) / 2))
-        look, speedups = looks.style_of(label), found.speedups(label, where)
-        line: dict[str, Any] = {"color": look.color, "marker": look.marker, "markersize": 4}
-        x = [place * width for width in speedups]
-        axes.plot(x, [one.value for one in speedups.values()], linestyle=look.line, linewidth=1.1, **line)
-        page.draw_bars(axes, x, speedups.values(), look.color)
+    axes.axhline(1, color=page.GUIDE, linewidth=0.8)
+    for label, place in panels.places_beside(labels, _APART).items():
+        panels.draw_estimates(axes, found.speedups(label, where), label, place)
         if (extrapolated := found.extrapolated(label, where)) is not None:
-            at = place * max(found.sweeps) * math.exp(_PREDICTED)
-            axes.plot(at, extrapolated.predicted.value, linestyle="none", markerfacecolor="white", **line)
-            page.draw_bars(axes, [at], [extrapolated.predicted], look.color)
+            hollow = {max(found.sweeps) * math.exp(_PREDICTED): extrapolated.predicted}
+            panels.draw_estimates(axes, hollow, label, place, linestyle="none", markerfacecolor="white")
     panels.fixed_ticks(axes.xaxis, found.sweeps)
     axes.set_xlabel("width")
 
 
 def _draw_slopes(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
-    axes.axvline(0, color=style.GUIDE, linewidth=0.8)
+    axes.axvline(0, color=page.GUIDE, linewidth=0.8)
     for row, label in enumerate(labels):
         if (slope := found.slope(label, where)) is not None:
             forest.draw_estimate(axes, slope, row, label)

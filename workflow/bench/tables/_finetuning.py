@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.curves import by_seed
-from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum
+from workflow.bench.analysis.estimates import estimate, median_minimum, shared_seeds
 from workflow.bench.analysis.finetuning_scores import averages, last_values, pretraining_experiment, scores
 from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes, Training, mean_seconds, time_ratio
 from workflow.bench.analysis.time_to_target import of_any_length
-from workflow.bench.analysis.wording import number, paper_name
+from workflow.bench.analysis.wording import estimated, number, paper_name
 from workflow.bench.results.sources import NO_SOURCES, from_rows, from_runs
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
@@ -49,12 +51,8 @@ PAPER_NOTE: Final = (
 def score_cells(file: str, label: str, runs: pd.DataFrame, last: pd.Series, *others: str) -> dict[str, Any]:
     """Return a row's first cells: the label, how many of its runs finished, and the runs that have a score.
 
-    Args:
-        file: the CSV file of the runs.
-        label: the row's label.
-        runs: all planned runs.
-        last: the score of each run (`finetuning_scores.last_values`).
-        others: further labels from whose runs the row is computed.
+    file: the CSV file of the runs; runs: all planned ones; last: the score of each (`finetuning_scores.last_values`);
+    others: further labels from whose runs the row is computed.
     """
     of_label, scored = runs[runs["optimizer"] == label], runs[runs["run"].isin(last.index)]
     used = pd.concat([scored[scored["optimizer"] == name] for name in dict.fromkeys((label, *others))])
@@ -66,54 +64,51 @@ def score_cells(file: str, label: str, runs: pd.DataFrame, last: pd.Series, *oth
     }
 
 
-def shown(values: Mapping[int, float] | Estimate | None, digits: int = 4) -> str:
-    """Return the cell of values by seed or of their estimate, with its interval; empty without values.
+def shown(values: Sequence[float] | NDArray[np.float64], digits: int = 4) -> str:
+    """Return the cell of values, one a seed: their estimate with its interval; empty without values.
 
-    Values of too few seeds for a median stand in parentheses: an interval around their mean may reach below 0, or above
+    Those of too few seeds for a median stand in parentheses: an interval around their mean may reach below 0, or above
     100 %, where no score is.
     """
-    if not values:
+
+    def text(value: float) -> str:
+        return BROKE_DOWN if math.isinf(value) else number(value, digits)
+
+    if not len(values):
         return ""
-    if isinstance(values, Mapping) and 1 < len(values) < median_minimum():
-        each = [BROKE_DOWN if math.isinf(value) else number(value, digits) for value in values.values()]
-        value = estimate(list(values.values())).value
-        return f"{BROKE_DOWN if math.isinf(value) else number(value, digits)} ({', '.join(each)})"
-    summary = values if isinstance(values, Estimate) else estimate(list(values.values()))
-    if math.isinf(summary.value):
-        return BROKE_DOWN
+    found = estimate(values)
+    if 1 < len(values) < median_minimum():
+        return f"{text(found.value)} ({', '.join(map(text, values))})"
     # A median's interval may reach to the runs that broke down, a difference's to those of the reference.
-    bounds = (BROKE_DOWN if math.isinf(bound) else number(bound, digits) for bound in (summary.low, summary.high))
-    interval = f" [{', '.join(bounds)}]" if summary.has_interval else ""
-    return f"{number(summary.value, digits)}{interval}"
+    has_interval = found.has_interval and math.isfinite(found.value)
+    return text(found.value) + (f" [{text(found.low)}, {text(found.high)}]" if has_interval else "")
 
 
-def costs(starts: Mapping[str, pd.DataFrame], times: StepTimes) -> dict[str, dict[str, Any]]:
-    """Return, by label, the cells on the pre-training behind its runs: iterations, seconds, speed and sources.
+def cost_cells(label: str, starts: Mapping[str, pd.DataFrame], times: StepTimes) -> dict[str, Any]:
+    """Return a row's cells on the pre-training behind its runs: iterations, seconds, speed and sources.
 
     starts: the finished pre-training runs of each label.
     """
-    trainings = {
-        label: Training.of(rows, by_seed(rows, "steps_done")) for label, rows in starts.items() if not rows.empty
+    rows, seconds, faster = starts[label], "", ""
+    training, reference = (
+        Training.of(of_label, by_seed(of_label, "steps_done")) if len(of_label) else None
+        for of_label in (rows, starts.get(REFERENCE, rows[:0]))
+    )
+    if training is not None:
+        problem = times.problem(*training.labels)
+        seconds = NOT_TESTED if problem else shown([*mean_seconds(times, training).values()], 3)
+    if training is not None and reference is not None and label != REFERENCE:
+        problem = times.problem(*reference.labels, *training.labels)
+        faster = NOT_TESTED if problem else estimated(time_ratio(times, reference, training))
+    # The factor is computed from the reference's runs, too.
+    both = pd.concat([rows, starts.get(REFERENCE, rows)])
+    by_experiment = (from_runs(f"{name}.runs.csv", of_name) for name, of_name in both.groupby("experiment"))
+    return {
+        "iterations here": ", ".join(f"{steps:g}" for steps in sorted(rows["steps_done"].unique())),
+        "time here (s)": seconds,
+        "times as fast as LAMB here": faster,
+        "data": sum(by_experiment, NO_SOURCES),
     }
-    reference, cells = trainings.get(REFERENCE), {}
-    for label, rows in starts.items():
-        training, seconds, faster = trainings.get(label), "", ""
-        if training is not None:
-            is_tested = not times.problem(*training.labels)
-            seconds = shown(mean_seconds(times, training), 3) if is_tested else NOT_TESTED
-        if training is not None and reference is not None and training is not reference:
-            is_tested = not times.problem(*reference.labels, *training.labels)
-            faster = shown(time_ratio(times, reference, training), 3) if is_tested else NOT_TESTED
-        # The factor is computed from the reference's runs, too.
-        both = pd.concat([rows, starts.get(REFERENCE, rows)])
-        by_experiment = (from_runs(f"{name}.runs.csv", of_name) for name, of_name in both.groupby("experiment"))
-        cells[label] = {
-            "iterations here": ", ".join(f"{steps:g}" for steps in sorted(rows["steps_done"].unique())),
-            "time here (s)": seconds,
-            "times as fast as LAMB here": faster,
-            "data": sum(by_experiment, NO_SOURCES),
-        }
-    return cells
 
 
 def difference(values: Mapping[str, Mapping[int, float]], label: str) -> str:
@@ -123,15 +118,11 @@ def difference(values: Mapping[str, Mapping[int, float]], label: str) -> str:
     """
     if label == REFERENCE:
         return ""
-    scores, reference = values[label], values.get(REFERENCE, {})
-    shared = sorted(scores.keys() & reference.keys())
-    broken = [seed for seed in shared if math.isinf(scores[seed]) or math.isinf(reference[seed])]
-    remark = f"{len(broken)} of {len(shared)} seeds {BROKE_DOWN}" if broken else ""
-    # A seed on which both broke down tells neither from the other.
-    known = {
-        seed: scores[seed] - reference[seed] for seed in shared if seed not in broken or scores[seed] != reference[seed]
-    }
-    return "; ".join(filter(None, [shown(known, 3), remark]))
+    own, reference = shared_seeds(values[label], values.get(REFERENCE, {}))
+    broken = np.isinf(own) | np.isinf(reference)
+    known = ~broken | (own != reference)  # a seed on which both broke down tells neither from the other
+    remark = f"{broken.sum()} of {len(broken)} seeds {BROKE_DOWN}" if broken.any() else ""
+    return "; ".join(filter(None, [shown(own[known] - reference[known], 3), remark]))
 
 
 def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> Any:
@@ -182,10 +173,12 @@ def join_paper(
     return pd.DataFrame(table, columns=[*ours, *titles.values(), "data"])
 
 
-def with_pretraining(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs of the caption: the fine-tuning runs and the pre-training runs that they start from."""
+def caption_of(results: Results, runs: pd.DataFrame, source: str, notes: Sequence[str]) -> str:
+    """Return the caption of fine-tuning runs and of those of the experiment ``source`` that they start from."""
+    pretraining = results.runs(source)
     starts = pretraining[pretraining["run"].isin(runs["start_from"])]
-    return pd.concat([runs, starts], ignore_index=True) if len(starts) else runs
+    every = pd.concat([runs, starts], ignore_index=True) if len(starts) else runs
+    return caption(results, every, notes=notes, absent=[source] if pretraining.empty else [])
 
 
 def _starts(runs: pd.DataFrame, pretraining: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -236,18 +229,16 @@ def write_overview(
     }
     source = pretraining_experiment(results, runs)
     pretraining, times = results.runs(source), StepTimes(results.probe("step_time"))
-    starts = _starts(runs, pretraining)
-    cost, rows = costs(starts, times), []
+    starts, rows = _starts(runs, pretraining), []
     for label in starts:
-        cells = score_cells(f"bert_{paper}.csv", label, runs, last, REFERENCE)
-        data = cells.pop("data") + cost[label]["data"]
-        cells[f"{score} here{unit}"] = shown(by_label[label])
+        cells, cost = score_cells(f"bert_{paper}.csv", label, runs, last, REFERENCE), cost_cells(label, starts, times)
+        data = cells.pop("data") + cost.pop("data")
+        cells[f"{score} here{unit}"] = shown([*by_label[label].values()])
         cells[f"{score} minus LAMB's here"] = difference(by_label, label)
-        rows.append(cells | cost[label] | {"data": data})
+        rows.append(cells | cost | {"data": data})
     problems = dict.fromkeys(times.problem(*Training.of(one, {}).labels) for one in starts.values() if len(one))
     untested = [f"Not tested: {problem}" for problem in problems if problem]
     notes = [SCORE_NOTE, COST_NOTE, *untested, PAPER_NOTE, about.format(len(tasks), ", ".join(tasks))]
-    shown_runs, absent = with_pretraining(runs, pretraining), [source] if pretraining.empty else []
     titles = {
         "optimizer": "optimizer in the paper",
         score.lower(): f"{score} in the paper{unit}",
@@ -255,5 +246,5 @@ def write_overview(
         "time_h": "time in the paper (h)",
         "speedup": "speedup over LAMB in the paper",
     }
-    text = caption(results, shown_runs, notes=notes, absent=absent)
-    return write_table(join_paper(rows, pretraining, paper, titles), folder, name, title=title, caption=text)
+    table, text = join_paper(rows, pretraining, paper, titles), caption_of(results, runs, source, notes)
+    return write_table(table, folder, name, title=title, caption=text)

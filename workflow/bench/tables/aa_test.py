@@ -37,19 +37,11 @@ def _of_steps(results: Results, test: AATest) -> tuple[int | None, int | None, f
         found = steps_aa_test(target_sweep(runs, metrics, test.optimizer), test.optimizer)
     except NoSweepError:
         return None, None, None
-    return (
-        found.intervals,
-        found.excluding_1,
-        round(found.excluding_1 / found.intervals, 3) if found.intervals else None,
-    )
+    return found.intervals, found.excluding_1, _rate(found.excluding_1, found.intervals)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per workload of step_time, named after the first experiment that trains it.
-
-    Raises:
-        NoDataError: the probe has not run.
-    """
+    """Write one row per workload of step_time, named after the first experiment that trains it."""
     if not (results.root / "probes" / "step_time.csv").exists():
         raise NoDataError(f"step_time.csv is missing in {results.root / 'probes'}: run the probe step_time first.")
     times = StepTimes(results.probe("step_time"))
@@ -79,12 +71,10 @@ def make(results: Results, folder: Path) -> list[Path]:
         f"An interval is the 95 % t interval of the ratio of two step times over {AA_ROUNDS} successive rounds, in "
         "which every optimizer of the workload has its turn in one process",
         load,
-    ]
-    notes.append(
         "Steps: the optimizer's runs to what it reaches itself after 90 % of its steps, divided at random in halves "
         f"that are compared as two labels are, {DRAWS} times; tuning studies stay together, of which it takes four. "
-        "All divisions share their runs, so that the rate is no count of independent trials"
-    )
+        "All divisions share their runs, so that the rate is no count of independent trials",
+    ]
     title = "The same optimizer under two names: intervals that exclude a ratio of 1"
     text = footer(results, times.rows, notes=notes)
     return write_table(pd.DataFrame(rows, columns=list(COLUMNS)), folder, "aa_test", title=title, caption=text)

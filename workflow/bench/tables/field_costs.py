@@ -36,11 +36,7 @@ _NOTES: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row for each label of an experiment.
-
-    Raises:
-        NoDataError: the probe has not run.
-    """
+    """Write one row for each label of an experiment."""
     steps = results.probe("field_steps")
     if steps.empty:
         raise NoDataError(f"field_steps.csv is missing or empty in {results.root / 'probes'}: run the probe first.")

@@ -40,11 +40,7 @@ _NOTES: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row for each label of an experiment.
-
-    Raises:
-        NoDataError: no experiment of the field has runs.
-    """
+    """Write one row for each label of an experiment."""
     found = contests(results)
     times = StepTimes(results.probe("step_time"))
     rows = [_row(contest, label, times) for contest in found for label in contest.labels]

@@ -11,7 +11,7 @@ import pandas as pd
 
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.machines import Machine, StepTime, TargetTime
+from workflow.bench.analysis.machines import Machine, TargetTime
 from workflow.bench.analysis.time_to_target import rate_of
 from workflow.bench.analysis.wording import estimated, number
 from workflow.bench.results.tables import Results
@@ -30,24 +30,20 @@ COLUMNS: Final = (
 
 def _step_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
     """Yield one row per probed step time, those of one setting next to each other."""
-    by_setting: dict[tuple[object, ...], list[StepTime]] = {}
-    for machine in machines:
-        for time in machine.step_times():
-            # NaN, the period of an optimizer without one, differs from itself.
-            setting = (time.probe, time.workload, time.optimizer, str(time.period))
-            by_setting.setdefault(setting, []).append(time)
-    for times in by_setting.values():
-        for time in times:
-            yield {
-                "quantity": f"ms a step ({time.probe})",
-                "workload": time.workload,
-                "optimizer": time.optimizer,
-                "inverse update period": time.period,
-                "machine": time.machine,
-                "repeats or runs": time.took.n,
-                "measured": estimated(time.took, time.repeats),
-                "data": time.data,
-            }
+    times = [time for machine in machines for time in machine.step_times()]
+    # NaN, the period of an optimizer without one, differs from itself.
+    settings = [(time.probe, time.workload, time.optimizer, str(time.period)) for time in times]
+    for _, time in sorted(zip(settings, times, strict=True), key=lambda pair: settings.index(pair[0])):
+        yield {
+            "quantity": f"ms a step ({time.probe})",
+            "workload": time.workload,
+            "optimizer": time.optimizer,
+            "inverse update period": time.period,
+            "machine": time.machine,
+            "repeats or runs": time.took.n,
+            "measured": estimated(time.took, time.repeats),
+            "data": time.data,
+        }
 
 
 def _target_rows(targets: Sequence[TargetTime]) -> Iterator[dict[str, Any]]:
@@ -72,11 +68,7 @@ def _target_rows(targets: Sequence[TargetTime]) -> Iterator[dict[str, Any]]:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write step times, then times to target; the machines of one setting stand next to each other.
-
-    Raises:
-        NoDataError: no machine has a step time or a run.
-    """
+    """Write step times, then times to target; the machines of one setting stand next to each other."""
     machines, notes = comparison.gather(results)
     targets = comparison.target_times(machines)
     table = pd.DataFrame([*_step_rows(machines), *_target_rows(targets)], columns=list(COLUMNS))

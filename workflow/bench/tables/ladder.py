@@ -8,7 +8,6 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.ladder import TOP, Ladder, inputs_name, ladders, predictions, sentences
 from workflow.bench.analysis.wording import estimated
 from workflow.bench.results.sources import Sources, from_runs
@@ -27,11 +26,7 @@ _NOTES: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row for each rung of each workload, base optimizer and kind of inputs.
-
-    Raises:
-        NoDataError: there are no runs to compare.
-    """
+    """Write one row for each rung of each workload, base optimizer and kind of inputs."""
     found, left_out = ladders(results)
     declared = {(one.workload, one.base): one for one in predictions(found)}
     rows = []
@@ -40,7 +35,7 @@ def make(results: Results, folder: Path) -> list[Path]:
             row = _row(ladder, rung)
             if ladder.centred and rung == "mkor":
                 prediction = declared[ladder.workload, ladder.base]
-                row |= {"gain left by centring": _shown(prediction.kept), "prediction": prediction.decision}
+                row |= {"gain left by centring": estimated(prediction.kept), "prediction": prediction.decision}
             rows.append(row | {"data": _data(ladder, rung)})
     notes = [*_NOTES, *sentences(found, str), *([f"Not shown: {'; '.join(left_out)}"] if left_out else [])]
     runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
@@ -56,15 +51,11 @@ def _row(ladder: Ladder, rung: str) -> dict[str, Any]:
         "label": ladder.label(rung),
         "targets": len(ladder.sweep.targets),
         "studies": len(ladder.gains[rung]),
-        "iterations / base": _shown(ladder.ratio(rung)),
-        "share of KFAC's gain": _shown(ladder.share(rung)) or ladder.no_share(rung),
+        "iterations / base": estimated(ladder.ratio(rung)),
+        "share of KFAC's gain": estimated(ladder.share(rung)) or ladder.no_share(rung),
         "gain left by centring": "",
         "prediction": "",
     }
-
-
-def _shown(found: Estimate | None) -> str:
-    return estimated(found) if found else ""
 
 
 def _data(ladder: Ladder, rung: str) -> Sources:

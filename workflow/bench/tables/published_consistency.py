@@ -36,14 +36,8 @@ PUBLISHED = (
 )
 
 COLUMNS: Final = (
-    "quantity",
-    "where in the paper",
-    "stated",
-    "implied",
-    "range of the implied",
-    "from",
-    "agrees",
-    "data",
+    *("quantity", "where in the paper", "stated", "implied", "range of the implied"),
+    *("from", "agrees", "data"),
 )
 VERDICTS: Final = {
     "yes": "the implied number rounds to the stated one",
@@ -55,7 +49,8 @@ VERDICTS: Final = {
 _SCORE: Final = re.compile(r".*_(acc|f1|mcc|corr)")
 """Columns with the metrics of tasks."""
 
-Row = dict[str, str | Sources]
+Row = tuple[str | Sources, ...]
+"""The cells of `COLUMNS`."""
 
 # Numbers as printed
 
@@ -130,10 +125,6 @@ def _mean(*values: float) -> float:
     return sum(values) / len(values)
 
 
-def _row(*cells: str | Sources) -> Row:
-    return dict(zip(COLUMNS, cells, strict=True))
-
-
 def _files(*names: str) -> Sources:
     """Return the paper's files as sources."""
     return sum((from_rows(f"workflow/paper/{name}.csv") for name in names), NO_SOURCES)
@@ -156,12 +147,12 @@ def _derived(
     number = Printed(stated.split()[-1])
     implied = derive(formula, *map(Printed, inputs))
     shown = implied.shown(number.digits + 2)
-    return _row(quantity, where, stated, *shown, derivation.format(*inputs), judge(number, implied), data)
+    return quantity, where, stated, *shown, derivation.format(*inputs), judge(number, implied), data
 
 
 def _same(quantity: str, where: str, stated: str, implied: str, derivation: str, data: Sources) -> Row:
     """Return a row of two texts that should be the same."""
-    return _row(quantity, where, stated, implied, "", derivation, "yes" if stated == implied else "no", data)
+    return quantity, where, stated, implied, "", derivation, "yes" if stated == implied else "no", data
 
 
 def _records(name: str) -> list[dict[str, str]]:
@@ -222,7 +213,7 @@ def collapsed() -> Iterator[Row]:
     lamb = derive(_mean, *(Printed(runs["LAMB", "1563"][column]) for column in others))
     for optimizer, steps in (("MKOR", "1500"), ("MKOR", "600"), ("MKOR-H", "600"), ("Eva", "1000")):
         mean = derive(_mean, *(Printed(runs[optimizer, steps][column]) for column in others))
-        yield _row(
+        yield (
             f"glue: average without MRPC of {optimizer}, {steps} iterations, above LAMB's",
             "Table 4",
             f"> {lamb.shown(4)[0]}",
@@ -246,11 +237,10 @@ def iterations() -> Iterator[Row]:
     for run in runs:
         seconds = derive(lambda hours, steps: hours * 3600 / steps, Printed(run["time_h"]), Printed(run["iterations"]))
         derivation = f"{run['time_h']} h / {run['iterations']} ({run['where']})"
-        if run["optimizer"] not in first:
-            first[run["optimizer"]] = seconds, derivation
+        before, derivation_before = first.setdefault(run["optimizer"], (seconds, derivation))
+        if before is seconds:
             continue
-        before, derivation_before = first[run["optimizer"]]
-        yield _row(
+        yield (
             f"seconds an iteration of {run['optimizer']}",
             "Tables 2 and 3",
             before.shown(2)[0],
@@ -315,7 +305,7 @@ def period_costs() -> Iterator[Row]:
     for model in dict.fromkeys(model for model, _, _ in times):
         stated = [times[model, name, period] for name in ("KAISA", "MKOR") for period in ("1", "100")]
         implied = derive(lambda a, b, c, d: a / b / (c / d), *map(Printed, stated))
-        yield _row(
+        yield (
             f"C08: time at period 1 over that at 100, KAISA's over MKOR's, {model}",
             claim["source"],
             f"{condition.comparison} {condition.threshold:g} (this project's threshold)",

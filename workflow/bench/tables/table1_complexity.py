@@ -110,27 +110,17 @@ def _rows(probes: Mapping[str, pd.DataFrame]) -> Iterator[dict[str, Any]]:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per optimizer that any of the probes measured; those that only the paper has come last.
-
-    Raises:
-        NoDataError: none of the probes has run.
-    """
+    """Write one row per optimizer that any of the probes measured; those that only the paper has come last."""
     probes = {name: results.probe(name) for name in PROBES}
     measured = {name: rows for name, rows in probes.items() if not rows.empty}
     if not measured:
         raise NoDataError(f"none of {', '.join(f'probes/{name}.csv' for name in PROBES)} in {results.root}.")
-    return write_table(
-        pd.DataFrame(_rows(probes), columns=[*_OURS, *_THEIRS.values(), _BYTES_OF_PAPER, "data"]),
-        folder,
-        "table1_complexity",
-        title="Orders of cost: measured slopes and bytes beside the paper's",
-        caption=footer(
-            results,
-            pd.concat(measured.values(), ignore_index=True),
-            notes=_notes(measured),
-            absent=[f"probe {name}" for name in PROBES if name not in measured],
-        ),
-    )
+    table = pd.DataFrame(_rows(probes), columns=[*_OURS, *_THEIRS.values(), _BYTES_OF_PAPER, "data"])
+    absent = [f"probe {name}" for name in PROBES if name not in measured]
+    title = "Orders of cost: measured slopes and bytes beside the paper's"
+    rows = pd.concat(measured.values(), ignore_index=True)
+    text = footer(results, rows, notes=_notes(measured), absent=absent)
+    return write_table(table, folder, "table1_complexity", title=title, caption=text)
 
 
 def _notes(measured: Mapping[str, pd.DataFrame]) -> list[str]:

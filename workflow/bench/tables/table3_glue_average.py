@@ -13,11 +13,7 @@ PUBLISHED = ("glue",)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per optimizer: the average over tasks, of the seeds that have a score in every task of the tier.
-
-    Raises:
-        NoDataError: there are no fine-tuning runs.
-    """
+    """Write one row per optimizer: the average over tasks, of the seeds that have a score in every task of the tier."""
     title = "The average over the classification tasks, from each optimizer's pre-training"
     columns = {"paper": "glue", "metric": "score", "score": "average", "about": "Average here over {0} tasks: {1}"}
     return write_overview(results, folder, "table3_glue_average", title, **columns)

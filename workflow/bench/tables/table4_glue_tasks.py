@@ -7,7 +7,6 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.finetuning_scores import last_values, pretraining_experiment, scores
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables import _finetuning as finetuning
@@ -36,11 +35,7 @@ def _titles(metrics: pd.DataFrame, runs: pd.DataFrame) -> dict[str, str]:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per optimizer and one column per task: the score of its last evaluation over seeds.
-
-    Raises:
-        NoDataError: there are no fine-tuning runs.
-    """
+    """Write one row per optimizer and one column per task: the score of its last evaluation over seeds."""
     runs, metrics = results.some_runs("bert_glue"), results.metrics("bert_glue")
     source = pretraining_experiment(results, runs)
     pretraining = results.runs(source)
@@ -48,15 +43,10 @@ def make(results: Results, folder: Path) -> list[Path]:
     for label, of_label in runs.groupby("optimizer", sort=False):
         by_task = {title: scores(of_label[of_label["dataset"] == task], last) for task, title in titles.items()}
         cells = finetuning.score_cells("bert_glue.csv", str(label), runs, last)
-        rows.append(cells | {title: finetuning.shown(values) for title, values in by_task.items()})
+        rows.append(cells | {title: finetuning.shown([*values.values()]) for title, values in by_task.items()})
     theirs = [str(column) for column in published("glue") if column not in _NOT_TASKS]
     tasks = {column: f"{column.replace('_', ' (')}) in the paper" for column in theirs}
-    text = caption(
-        results,
-        finetuning.with_pretraining(runs, pretraining),
-        notes=[finetuning.SCORE_NOTE, finetuning.PAPER_NOTE],
-        absent=[source] if pretraining.empty else [],
-    )
+    text = finetuning.caption_of(results, runs, source, [finetuning.SCORE_NOTE, finetuning.PAPER_NOTE])
     table = finetuning.join_paper(rows, pretraining, "glue", _RUN_TITLES | tasks)
     title = "The classification tasks one by one, from each optimizer's pre-training"
     return write_table(table, folder, "table4_glue_tasks", title=title, caption=text)

@@ -105,11 +105,7 @@ def _rows(runs: pd.DataFrame, ended: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per optimizer: a column per rate, here and in the paper, and how many rates converge.
-
-    Raises:
-        NoDataError: the experiment has no runs.
-    """
+    """Write one row per optimizer: a column per rate, here and in the paper, and how many rates converge."""
     runs = results.some_runs("resnet_cifar10_lr")
     ended = with_epochs(outcomes(runs), results.metrics("resnet_cifar10_lr"))
     hylo = runs.loc[runs["optimizer"] == "hylo", "hyperparameters"]

@@ -113,9 +113,6 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Write the settings of every model of the tier and of the paper; one that only the paper has lacks our columns.
 
     Sizes need neither data nor a GPU: a model that was not trained has no examples and no hardware here.
-
-    Raises:
-        NoDataError: the probe of sizes has not run.
     """
     sizes = results.some_rows("sizes")
     frames = [results.runs(experiment) for experiment in results.experiments()]
@@ -126,8 +123,6 @@ def make(results: Results, folder: Path) -> list[Path]:
         "Counted as in the paper: the encoder of a BERT-Large with its pooler, and a BERT-Base with its pre-training "
         "heads too; truncated to one decimal",
     ]
-    title, text = (
-        "Models, data and hardware: here and in the paper",
-        caption(results, runs, notes=notes, summarized=False),
-    )
+    text = caption(results, runs, notes=notes, summarized=False)
+    title = "Models, data and hardware: here and in the paper"
     return write_table(_table(sizes, runs), folder, "table6_settings", title=title, caption=text)

@@ -95,11 +95,7 @@ def _rows(workload: str, memory: pd.DataFrame, paper: pd.DataFrame) -> Iterator[
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per workload and optimizer.
-
-    Raises:
-        NoDataError: the probe has not run.
-    """
+    """Write one row per workload and optimizer."""
     memory = results.some_rows("memory")
     paper = published("memory_gb")
     rows = [
@@ -113,10 +109,5 @@ def make(results: Results, folder: Path) -> list[Path]:
         "The paper states the whole memory of a GPU; its overhead is that minus the first-order optimizer's. Its MKOR "
         "keeps factors in half precision, as mkor_bfloat16 does",
     ]
-    return write_table(
-        pd.DataFrame(rows),
-        folder,
-        "table7_memory",
-        title="Memory of every optimizer over its base",
-        caption=footer(results, memory, notes=notes),
-    )
+    title, text = "Memory of every optimizer over its base", footer(results, memory, notes=notes)
+    return write_table(pd.DataFrame(rows), folder, "table7_memory", title=title, caption=text)

@@ -74,22 +74,19 @@ def _faster(runs: pd.DataFrame, reference: pd.DataFrame | None, times: StepTimes
     if reference is None or reference is runs:
         return ""
     trainings = [Training.of(rows, to_target(rows, "steps")) for rows in (reference, runs)]
-    spent = [training.taking(budgets(rows)) for training, rows in zip(trainings, (reference, runs), strict=True)]
-    if times is None:
-        (theirs, ours), (their_budget, our_budget) = ([one.steps for one in pair] for pair in (trainings, spent))
-    elif times.problem(*trainings[0].labels, *trainings[1].labels):
+    if times is not None and times.problem(*trainings[0].labels, *trainings[1].labels):
         return NOT_TESTED
-    else:
-        (theirs, ours), (their_budget, our_budget) = (
-            [mean_seconds(times, one) for one in pair] for pair in (trainings, spent)
-        )
+    spent = [training.taking(budgets(rows)) for training, rows in zip(trainings, (reference, runs), strict=True)]
+    theirs, ours, their_budget, our_budget = (
+        one.steps if times is None else mean_seconds(times, one) for one in (*trainings, *spent)
+    )
     # A ratio without these seeds would favor the side that did not reach the target, so no ratio is given.
     if short := [*too_short(theirs, ours, their_budget), *too_short(ours, theirs, our_budget)]:
         return f"{len(short)} of {len(theirs.keys() & ours.keys())} too short to tell"
     studies = studies_of(runs, reference)
     compared = speedup(theirs, ours, studies)
     ratio = compared.ratio if times is None else time_ratio(times, trainings[0], trainings[1], studies)
-    text = estimated(ratio).replace(number(math.inf), "∞") if ratio else ""
+    text = estimated(ratio).replace(number(math.inf), "∞")
     undecided = f"{compared.undecided} undecided" if compared.undecided else ""
     return "; ".join(filter(None, [text, undecided]))
 
@@ -122,23 +119,18 @@ def _swept(sweep: TargetSweep | str, times: StepTimes, label: str, base: str) ->
     cells = {"targets": f"{len(sweep.targets)} of {len(sweep.targets) + len(sweep.dropped)}"}
     if label not in sweep.courses:
         return cells
+    final = sweep.at(FINAL) if FINAL in sweep.targets else None
     for rival, name in ((base, "its base"), (RIVAL, RIVAL)):
-        if rival in (label, None) or rival not in sweep.courses:
-            continue
-        timed = not times.problem(*sweep.training(rival).labels, *sweep.training(label).labels)
-        if FINAL in sweep.targets:
-            cells[f"break-even step over {name}"] = str(break_even(sweep.at(FINAL), times, label, rival) or "")
-        if rival == base:
-            parts = dict(
-                zip(VIEWS, (sweep, sweep.last(), sweep.at(FINAL) if FINAL in sweep.targets else None), strict=True)
-            )
-            for view, part in parts.items():
-                steps = part.steps_ratio(rival, label).estimate if part else None
-                seconds = part.time_ratio(times, rival, label).estimate if part and timed else None
-                cells[f"fewer iterations than its base, {view}"] = estimated(steps) if steps else ""
-                cells[f"less time than its base, {view}"] = (
-                    NOT_TESTED if not timed else estimated(seconds) if seconds else ""
-                )
+        if final and rival != label and rival in sweep.courses:
+            cells[f"break-even step over {name}"] = str(break_even(final, times, label, rival) or "")
+    if base == label or base not in sweep.courses:
+        return cells
+    timed = not times.problem(*sweep.training(base).labels, *sweep.training(label).labels)
+    for view, part in zip(VIEWS, (sweep, sweep.last(), final), strict=True):
+        steps = part.steps_ratio(base, label).estimate if part else None
+        seconds = part.time_ratio(times, base, label).estimate if part and timed else None
+        cells[f"fewer iterations than its base, {view}"] = estimated(steps)
+        cells[f"less time than its base, {view}"] = estimated(seconds) if timed else NOT_TESTED
     return cells
 
 
@@ -179,11 +171,7 @@ def _rows(runs: pd.DataFrame, metrics: pd.DataFrame, times: StepTimes) -> Iterat
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per configuration of an optimizer, in every experiment with a target and a run that has ended.
-
-    Raises:
-        NoDataError: no experiment has run.
-    """
+    """Write one row per configuration of an optimizer, in every experiment with a target and a run that has ended."""
     frames = [results.runs(experiment) for experiment in results.experiments()]
     if not frames:
         raise NoDataError(f"no *.runs.csv in {results.root}: run an experiment first.")
