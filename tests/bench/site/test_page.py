@@ -18,8 +18,8 @@ from PIL import Image
 
 from tests.support.synthetic_training import write_training
 from workflow.bench import snakemake_report
+from workflow.bench.analysis import descriptions
 from workflow.bench.analysis.captions import as_rst
-from workflow.bench.analysis.descriptions import parse
 from workflow.bench.analysis.looks import style_of
 from workflow.bench.figures._page import save
 from workflow.bench.figures._style import new_figure
@@ -328,15 +328,13 @@ def test_every_figure_and_table_has_a_title_for_people_and_a_reading(name):
         assert least <= len(sentences) <= 3, f"two sentences, not {len(sentences)}: {shown.reading}"
 
 
-def test_a_description_is_split_into_title_reading_and_more():
-    title, paragraphs = parse("**A title (Figure 3).** One sentence.\nAnother.\n\nMore of it.\n", "x")
-    assert title == "A title (Figure 3)"
-    assert paragraphs == ("One sentence. Another.", "More of it.")
-
-
-def test_a_description_without_a_title_is_named():
+def test_a_description_is_split_into_title_reading_and_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(descriptions, "REPORT", tmp_path)
+    (tmp_path / "x.rst").write_text("**A title (Figure 3).** One sentence.\nAnother.\n\nMore of it.\n")
+    (tmp_path / "fig99.rst").write_text("No title.")
+    assert descriptions.described("x") == ("A title (Figure 3)", ("One sentence. Another.", "More of it."))
     with pytest.raises(ConfigError, match=r"workflow/report/fig99\.rst must begin with '\*\*<title>\.\*\*'"):
-        parse("No title.", "fig99")
+        descriptions.described("fig99")
 
 
 @pytest.mark.parametrize(
