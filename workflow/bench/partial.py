@@ -13,19 +13,18 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import Kind, planned_artefacts
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
+from workflow.bench.results.costs import ARTEFACTS
 from workflow.bench.results.rows import evaluation_rows, run_rows, write_csv
 from workflow.bench.support.command_line import run_command, show
 from workflow.bench.support.config import shown_path
 from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError, first_line
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.reading import read_bytes
-
-KINDS: Final[tuple[Kind, ...]] = ("figures", "tables")
 
 
 class Drawn(NamedTuple):
@@ -81,8 +80,8 @@ def draw(plan: Plan) -> Drawn:
     results = Results(
         plan.partial, title, plan.other_machines, look=plan.rounds.look, looks=plan.tier.looks, trial_tables=plan.trials
     )
-    drawn = Drawn({kind: [] for kind in KINDS}, {})
-    for kind in KINDS:
+    drawn = Drawn({kind: [] for kind in ARTEFACTS}, {})
+    for kind in ARTEFACTS:
         for artefact in planned_artefacts(plan, kind):
             try:
                 make(kind, artefact.name, results, plan.partial / kind)

@@ -24,6 +24,7 @@ from workflow.bench.analysis.wording import integer_ranges
 from workflow.bench.claims.decision import Verdict
 from workflow.bench.plan import artefacts
 from workflow.bench.plan.artefacts import Artefact, Kind, available
+from workflow.bench.results.costs import ARTEFACTS
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.sources import NamedRows, files_in, read_sources
 from workflow.bench.site.grids import RunGrid, grid
@@ -155,9 +156,8 @@ class Content:
     @cached_property
     def shown(self) -> dict[Kind, list[Shown]]:
         """The figures and tables that were made, by kind; those with a number come first."""
-        kinds: tuple[Kind, ...] = ("figures", "tables")
-        made: dict[Kind, list[Shown]] = {kind: [] for kind in kinds}
-        for kind in kinds:
+        made: dict[Kind, list[Shown]] = {kind: [] for kind in ARTEFACTS}
+        for kind in ARTEFACTS:
             for name in sorted(available(kind), key=lambda name: not _NUMBERED.match(name)):
                 if self._is_made(kind, name):
                     caption = from_rst(read_text(self.results / kind / f"{name}.rst"))
@@ -201,11 +201,6 @@ class Content:
         """Return the claims whose data a figure or table shows."""
         return [claim for claim in self.claims if shown in claim.shown_in]
 
-    @cached_property
-    def run_table(self) -> list[dict[str, str]]:
-        """One row a run of an experiment, with what identifies it and what came of it."""
-        return [_run(row) for row in self.runs]
-
     def _is_made(self, kind: Kind, name: str) -> bool:
         suffix = "png" if kind == "figures" else "csv"
         return all((self.results / kind / f"{name}.{ending}").is_file() for ending in ("rst", suffix))
@@ -222,7 +217,8 @@ class Content:
         return tuple(sorted(shares, key=lambda shown: (-shares[shown], shown.kind, shown.name)))
 
 
-def _run(row: Mapping[str, str]) -> dict[str, str]:
+def run_row(row: Mapping[str, str]) -> dict[str, str]:
+    """Return what identifies a run, and what came of it, from its row of ``<experiment>.runs.csv``."""
     rate = json.loads(row["hyperparameters"] or "{}").get("lr")
     seconds = {key: f"{float(row[key]):.3g}" if row[key] else "" for key in ("seconds_to_target", "train_seconds")}
     return {

@@ -96,7 +96,7 @@ def pages(facts: Facts, memory: str) -> tuple[dict[str, dict[str, list[str]]], l
     readme = {
         "needs": [needs(facts, memory)],
         "picture": chosen,
-        "claims": [*about_claims(facts), "", *claims_table(facts.evidence)],
+        "claims": [about_claims(facts), "", *claims_table(facts.evidence)],
         "findings": first,
         "optimizers": list(optimizers_table(facts.field)),
     }
@@ -142,8 +142,8 @@ def _cannot_show(reference: Path, figure: str) -> str:
     return ""
 
 
-def about_claims(facts: Facts) -> Iterator[str]:
-    """Yield the sentences above the table of claims."""
+def about_claims(facts: Facts) -> str:
+    """Return the sentences above the table of claims."""
     folder = facts.evidence.relative_to(ROOT).as_posix()
     sentences = (
         "In the table a verdict names the proxy.",
@@ -151,7 +151,7 @@ def about_claims(facts: Facts) -> Iterator[str]:
         "[how to read a verdict](docs/results.md#how-to-read-a-verdict).",
         facts.note.strip(),
     )
-    yield " ".join(filter(None, sentences))
+    return " ".join(filter(None, sentences))
 
 
 def claims_table(reference: Path) -> Iterator[str]:
