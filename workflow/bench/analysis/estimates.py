@@ -240,8 +240,8 @@ def mean_ratio(logarithms: Sequence[float] | NDArray[np.float64]) -> Estimate:
     """Estimate a ratio from finite logarithms of its values: the geometric mean, with a t interval of two or more."""
     mean = mean_of_units(logarithms)
     statistic: StatisticName = "geometric mean" if mean.n > 1 else "single value"
-    bounds = (math.exp(bound) for bound in (mean.value, mean.low, mean.high))
-    return Estimate(*bounds, mean.n, statistic, mean.interval_method, is_ratio=True)
+    value, low, high = map(math.exp, (mean.value, mean.low, mean.high))
+    return Estimate(value, low, high, mean.n, statistic, mean.interval_method, is_ratio=True)
 
 
 def mean_of_units(values: Sequence[float] | NDArray[np.float64]) -> Estimate:

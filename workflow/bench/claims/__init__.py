@@ -228,7 +228,7 @@ def _row(claim: Mapping[Hashable, Any], decision: Decision, results: Results) ->
         "published": claim["published"],
         "measured": decision.measured,
         "interval": decision.interval,
-        "measured_interval": decision.with_intervals,
+        "measured_interval": listed({part.name: f"{part.measured} {part.interval}".strip() for part in decision.parts}),
         "confirmed_if": f"{holds_when} (margin {margin})" if margin else holds_when,
         "published_inside": _published_inside(claim["published"], decision),
         "smallest_visible": _smallest_visible(decision),

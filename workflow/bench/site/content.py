@@ -19,7 +19,7 @@ from typing import Final, get_args
 from markupsafe import Markup
 
 from workflow.bench.analysis.captions import from_rst
-from workflow.bench.analysis.descriptions import described
+from workflow.bench.analysis.descriptions import Described, described
 from workflow.bench.analysis.wording import integer_ranges
 from workflow.bench.claims.decision import Verdict
 from workflow.bench.plan import artefacts
@@ -38,29 +38,17 @@ CLAIMS: Final = "claims"
 _NUMBERED: Final = re.compile(r"(fig|table)0*(\d+)")
 
 
-@dataclass(frozen=True)
-class Description:
-    """What a figure or table shows."""
-
-    title: str
-    reading: Markup
-    """How to read it, in two sentences."""
-    more: tuple[Markup, ...] = ()
-    """Further paragraphs."""
-
-
-def describe(name: str) -> Description:
-    """Return the description of a figure or table.
+def describe(name: str) -> Described:
+    """Return the description of a figure or table, with paragraphs in HTML.
 
     Raises:
         ConfigError: it does not begin with a title in bold.
     """
     text = described(name)
     if text is None:
-        return Description(name, Markup())
+        return Described(name, (Markup(),))
     title = re.sub(r"\((Figure|Table) (\d+)(, appendix)?\)", "(\\1\u00a0\\2\\3)", text.title)
-    reading, *more = map(inline, text.paragraphs)
-    return Description(title, reading, tuple(more))
+    return Described(title, tuple(map(inline, text.paragraphs)))
 
 
 @dataclass(frozen=True)
@@ -68,7 +56,7 @@ class Shown:
     """A figure or a table with its texts."""
 
     artefact: Artefact
-    description: Description
+    description: Described
     caption: str
 
     @property
@@ -171,14 +159,14 @@ class Content:
             return []
         rows = read_csv(self.results / "tables" / "claims.csv")
         parts = read_csv(self.results / "tables" / "claim_parts.csv")
-        reference = next((machine.verdicts for machine in self.machines if machine.is_reference), {})
+        reference = next((machine.claims for machine in self.machines if machine.is_reference), {})
         return [
             Claim(
                 row,
                 tuple(lines(part for part in parts if part["id"] == row["id"])),
                 self._shown_in(files_in(row["data"])),
                 read_sources(row["data"]),
-                reference.get(row["id"], ""),
+                reference[row["id"]]["verdict"] if row["id"] in reference else "",
             )
             for row in rows
         ]

@@ -43,11 +43,6 @@ class MachineEntry:
         """Its rows of ``claims.csv`` by id; none if its claims were not decided."""
         return read_verdicts(self.folder)
 
-    @property
-    def verdicts(self) -> dict[str, str]:
-        """The verdict on each claim by id."""
-        return {claim: row["verdict"] for claim, row in self.claims.items()}
-
 
 def gather(results: Path, compared: Iterable[Path]) -> tuple[MachineEntry, ...]:
     """Return this machine and the other folders that have verdicts.

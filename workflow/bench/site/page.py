@@ -81,7 +81,7 @@ def page(content: Content) -> str:
         },
         difference=_difference(content),
         meanings=MEANINGS,
-        claims_text=Markup(" ").join((about.reading, *about.more)),
+        claims_text=Markup(" ").join(about.paragraphs),
         menu=[(name, name.capitalize()) for name in _MENU],
         is_paper=content.results.resolve().name == "paper",
         embedded=embedded,
