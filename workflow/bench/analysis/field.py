@@ -17,6 +17,7 @@ from workflow.bench.analysis.estimates import Estimate, current_level, over_stud
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.study_ratios import units_of
 from workflow.bench.analysis.target_sweep import (
+    SHARES,
     NoSweepError,
     SweptRatio,
     TargetSweep,
@@ -64,50 +65,45 @@ class Contest:
         """Return a label's last value of the target's metric by seed; infinitely bad for a run that did not finish."""
         goal = self.sweep.goal
         worst = math.inf if goal.direction == "below" else -math.inf
-        rows = self.runs[self.runs["optimizer"] == label]
         chosen = self.metrics[(self.metrics["split"] == goal.split) & (self.metrics["metric"] == goal.metric)]
         values = chosen.sort_values("step").groupby("run")["value"].last()
         return {
             int(row["seed"]): float(values[row["run"]]) if row["status"] == "finished" else worst
-            for row in rows.to_dict("records")
+            for row in self._of(label).to_dict("records")
         }
 
     def reached(self, label: str) -> tuple[int, int]:
         """Return how many of a label's runs reached the experiment's target, and how many there are."""
-        rows = self.runs[self.runs["optimizer"] == label]
+        rows = self._of(label)
         return int(rows["crossing_step"].notna().sum()), len(rows)
 
-    def steps(self, label: str, last: int | None = None) -> SweptRatio:
+    def steps(self, label: str, last: int = len(SHARES)) -> SweptRatio:
         """Return the steps of a label to all targets, or to the last ones, over those of its base."""
-        return self._part(last).steps_ratio(label, self.base_of(label))
+        return self.sweep.last(last).steps_ratio(label, self.base_of(label))
 
-    def time(self, label: str, times: StepTimes, last: int | None = None) -> SweptRatio | str:
+    def time(self, label: str, times: StepTimes, last: int = len(SHARES)) -> SweptRatio | str:
         """Return the seconds of a label to all targets, or to the last ones, over its base's; or why there are none."""
         # A simulated device's seconds are those of the simulation.
-        method = str(self.runs.loc[self.runs["optimizer"] == label, "method"].iloc[0])
-        if method in NO_CLOCK:
+        if self._of(label)["method"].iloc[0] in NO_CLOCK:
             return "simulated"
         base = self.base_of(label)
         trainings = [self.sweep.training(one) for one in (label, base)]
         problem = times.problem(*(timed for training in trainings for timed in training.labels))
-        return problem or self._part(last).time_ratio(times, label, base)
-
-    def _part(self, last: int | None) -> TargetSweep:
-        return self.sweep if last is None else self.sweep.last(last)
+        return problem or self.sweep.last(last).time_ratio(times, label, base)
 
     def loss_difference(self, label: str) -> Estimate | None:
         """Return a label's last value of the metric minus that of its base, paired by seed.
 
         That of a run that did not finish, beside one that did, is infinite.
         """
-        return paired_difference(self.last(label), self.last(self.base_of(label)), self._studies(label))
+        return paired_difference(self.last(label), self.last(self.base_of(label)), studies_of(self._of(label)))
 
     def end(self, label: str) -> Estimate | None:
         """Return a label's last value of the metric, infinitely bad in runs that did not finish."""
-        return over_studies(self.last(label), self._studies(label))
+        return over_studies(self.last(label), studies_of(self._of(label)))
 
-    def _studies(self, label: str) -> Mapping[int, float]:
-        return studies_of(self.runs[self.runs["optimizer"] == label])
+    def _of(self, label: str) -> pd.DataFrame:
+        return self.runs[self.runs["optimizer"] == label]
 
 
 def contests(results: Results) -> list[Contest]:
