@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
+from workflow.bench.results.costs import total_of
 from workflow.bench.results.private_names import PrivateNames
 from workflow.bench.results.ro_crate import METADATA, README, WORKFLOW, Crate, JobRecord, job_records, metadata
 from workflow.bench.results.verification import read_specs, refuse_links_in
 from workflow.bench.support.command_line import refuse_unwritable, run_command, show
 from workflow.bench.support.config import CONFIG, ROOT, ConfigError, shown_path
-from workflow.bench.support.cost_line import cost_in, total
 from workflow.bench.support.errors import DamagedFileError
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.provenance import git_state, package_versions
-from workflow.bench.support.reading import read_bytes, read_text
+from workflow.bench.support.reading import read_bytes
 from workflow.bench.training.record import RunFolder, read_record
 
 CODE: Final = ("workflow", "mkor_core", "baselines")
@@ -152,14 +152,8 @@ def _crated(job: JobRecord, plan: Plan, contents: Mapping[str, bytes]) -> JobRec
         return tuple(dict.fromkeys(name for path in paths if (name := _name(path, plan)) in contents))
 
     # The cost is that of the group, where jobs were trained together.
-    logs = [Path(log) for log in job.logs if Path(log).is_file()]
-    costs = [cost for log in logs if (cost := cost_in(read_text(log)))]
-    return job._replace(
-        inputs=crated(job.inputs),
-        outputs=crated(job.outputs),
-        tool=_tool(job, contents),
-        cost=total(costs) if costs else None,
-    )
+    cost = total_of(map(Path, job.logs))
+    return job._replace(inputs=crated(job.inputs), outputs=crated(job.outputs), tool=_tool(job, contents), cost=cost)
 
 
 def _name(path: str, plan: Plan) -> str:

@@ -20,8 +20,9 @@ from typing import Any, Final
 import yaml
 
 from mkor_core import __version__
+from workflow.bench.analysis.descriptions import described
 from workflow.bench.plan import Plan
-from workflow.bench.plan.artefacts import Artefact, planned_artefacts
+from workflow.bench.plan.artefacts import planned_artefacts
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ROOT, ConfigError, shown_path
 from workflow.bench.support.files import write_atomically
@@ -40,15 +41,6 @@ _CODECHECK: Final = """\
 # Copies to compare with are in results/reference. What a check adds (codechecker, report, summary, certificate) is left
 # to it; the authors' ORCIDs and the paper's address are left out until there are any.
 """
-
-
-def _title(artefact: Artefact) -> str:
-    """Return the title of a figure or table: the words in bold that begin its description."""
-    text = (ROOT / "workflow" / "report" / f"{artefact.name}.rst").read_text(encoding="utf-8")
-    found = re.match(r"\*\*(.+?)\.?\*\*", " ".join(text.split()))
-    if found is None:
-        raise ConfigError(f"workflow/report/{artefact.name}.rst: must begin with a title between **")
-    return found[1]
 
 
 def _paper_title(citation: Described) -> str:
@@ -131,8 +123,11 @@ def zenodo(citation: Described, project: Described) -> str:
 def codecheck(citation: Described, plan: Plan) -> str:
     """Return codecheck.yml: what an author states, and every figure and table of a plan with its title."""
     made = [
-        *((f"figures/{figure.name}.pdf", figure) for figure in planned_artefacts(plan, "figures")),
-        *((f"{plan.results.as_posix()}/tables/{table.name}.csv", table) for table in planned_artefacts(plan, "tables")),
+        *((f"figures/{made.name}.pdf", made.name) for made in planned_artefacts(plan, "figures")),
+        *(
+            (f"{plan.results.as_posix()}/tables/{made.name}.csv", made.name)
+            for made in planned_artefacts(plan, "tables")
+        ),
     ]
     about = {
         "version": "https://codecheck.org.uk/spec/config/2.0/",
@@ -142,7 +137,9 @@ def codecheck(citation: Described, plan: Plan) -> str:
             "reference": f"{PAPER} of this repository",
             "reference-other": [_address(citation["references"][0])],
         },
-        "manifest": [{"file": file, "comment": _title(artefact)} for file, artefact in made],
+        "manifest": [
+            {"file": file, "comment": text.title if (text := described(name)) else name} for file, name in made
+        ],
     }
     body = yaml.safe_dump(about, sort_keys=False, allow_unicode=True, width=120)
     return f"%YAML 1.1\n---\n{_CODECHECK.format(hardware=_HARDWARE)}{body}"

@@ -52,11 +52,6 @@ class Search:
         """The number of trials in each study."""
         return tuple(map(len, self.optimizer.studies))
 
-    @property
-    def at_an_end(self) -> list[str]:
-        """The hyperparameters of which half of the studies, or more, chose one end."""
-        return [name for (name, _), count in (self.ends or {}).items() if 2 * count >= len(self.optimizer.studies)]
-
 
 def searches(plan: Plan, config: Path = CONFIG) -> list[Search]:
     """Return the tuning of all optimizers of a plan; config: its folder, which has the tuned values."""
@@ -66,15 +61,9 @@ def searches(plan: Plan, config: Path = CONFIG) -> list[Search]:
         for optimizer in experiment.tuned_optimizers:
             own = (record for record in records if is_of(record, optimizer.workload, optimizer.label))
             # Trials with other ids are those of an earlier space, whose ends are no longer these.
-            studies = next(
-                (
-                    record["studies"]
-                    for record in own
-                    if [study["trials"] for study in record["studies"]] == optimizer.trial_ids
-                ),
-                None,
-            )
-            found.append(Search(experiment.name, optimizer, None if studies is None else _ends(optimizer, studies)))
+            current = (each for each in own if [study["trials"] for study in each["studies"]] == optimizer.trial_ids)
+            ends = next((_ends(optimizer, record["studies"]) for record in current), None)
+            found.append(Search(experiment.name, optimizer, ends))
     return found
 
 
@@ -111,16 +100,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work(options: argparse.Namespace) -> None:
         refuse_unwritable("--out", options.out)
-        by_tier = {tier: searches(_plan(tier)) for tier in read_tiers(CONFIG / "tiers")}
-        tuned = {tier: found for tier, found in by_tier.items() if found}
+        # `auto` would save this machine's name in a results folder; trials are the same on every machine.
+        plans = {
+            tier: Plan.load(for_tuning=True, tier=tier, hardware="unnamed") for tier in read_tiers(CONFIG / "tiers")
+        }
+        tuned = {tier: found for tier, plan in plans.items() if (found := searches(plan))}
         write_atomically(options.out, "\n".join([*page(tuned), ""]))
 
     return run_command(parser, work, arguments)
-
-
-def _plan(tier: str) -> Plan:
-    # `auto` would save this machine's name in a results folder; trials are the same on every machine.
-    return Plan.load(for_tuning=True, tier=tier, hardware="unnamed")
 
 
 if __name__ == "__main__":

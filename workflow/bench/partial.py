@@ -13,27 +13,17 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import Kind, planned_artefacts
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
+from workflow.bench.results.costs import ARTEFACTS
 from workflow.bench.results.rows import evaluation_rows, run_rows, write_csv
 from workflow.bench.support.command_line import run_command, show
 from workflow.bench.support.config import shown_path
 from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError, first_line
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.reading import read_bytes
-
-KINDS: Final[tuple[Kind, ...]] = ("figures", "tables")
-
-
-class Drawn(NamedTuple):
-    """The names of the artefacts that were drawn, by kind, and the reasons why others were not."""
-
-    made: dict[Kind, list[str]]
-    without: dict[str, str]
-    """For each artefact that has no data or failed, the reason in one line."""
 
 
 def forget(plan: Plan) -> None:
@@ -71,8 +61,12 @@ def gather(plan: Plan) -> Counter[str]:
     return Counter(statuses.values())
 
 
-def draw(plan: Plan) -> Drawn:
-    """Make every figure and table that has data in the files of `gather`; a failing one does not stop the others."""
+def draw(plan: Plan) -> tuple[dict[Kind, list[str]], dict[str, str]]:
+    """Make every figure and table that has data in the files of `gather`; a failing one does not stop the others.
+
+    Returns:
+        The names of those that were drawn, by kind, and for each other one the reason in one line.
+    """
     # Imported here because Snakemake imports this module for `forget`, and needs no pandas for that.
     from workflow.bench.make_artefact import make
     from workflow.bench.results.tables import NoDataError, Results
@@ -81,17 +75,18 @@ def draw(plan: Plan) -> Drawn:
     results = Results(
         plan.partial, title, plan.other_machines, look=plan.rounds.look, looks=plan.tier.looks, trial_tables=plan.trials
     )
-    drawn = Drawn({kind: [] for kind in KINDS}, {})
-    for kind in KINDS:
+    drawn: dict[Kind, list[str]] = {kind: [] for kind in ARTEFACTS}
+    without: dict[str, str] = {}
+    for kind in ARTEFACTS:
         for artefact in planned_artefacts(plan, kind):
             try:
                 make(kind, artefact.name, results, plan.partial / kind)
-                drawn.made[kind].append(artefact.name)
+                drawn[kind].append(artefact.name)
             except NoDataError as reason:
-                drawn.without[artefact.name] = first_line(reason)
+                without[artefact.name] = first_line(reason)
             except Exception as problem:  # noqa: BLE001  (an error in one artefact must not cost the others)
-                drawn.without[artefact.name] = f"failed: {type(problem).__name__}: {first_line(problem)}"
-    return drawn
+                without[artefact.name] = f"failed: {type(problem).__name__}: {first_line(problem)}"
+    return drawn, without
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,11 +97,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work(options: argparse.Namespace) -> None:
         plan = load_from(options)
         statuses = gather(plan)
-        drawn = draw(plan)
+        drawn, without = draw(plan)
         counts = ", ".join(f"{number} {status.replace('_', ' ')}" for status, number in sorted(statuses.items()))
-        made = " and ".join(f"{len(names)} {kind}" for kind, names in drawn.made.items())
-        without = [f"{name}: {reason}" for name, reason in drawn.without.items()]
-        show([f"runs: {counts}", *without, f"{made} of partial results in {shown_path(plan.partial)}"])
+        made = " and ".join(f"{len(names)} {kind}" for kind, names in drawn.items())
+        reasons = (f"{name}: {reason}" for name, reason in without.items())
+        show([f"runs: {counts}", *reasons, f"{made} of partial results in {shown_path(plan.partial)}"])
 
     return run_command(parser, work, arguments)
 

@@ -31,7 +31,6 @@ from workflow.bench.support.pages import filled
 from workflow.bench.support.reading import read_text
 from workflow.bench.support.templates import render
 
-PAGES: Final = ("docs/reproduction.md", "docs/artifact.md", "README.md", "docs/evidence.md")
 _TIER: Final = "embedded"
 """The tier of `make reproduce`, on which the artifact's page rests."""
 _CORES: Final = 2
@@ -194,20 +193,13 @@ def pages(folder: Path = REFERENCE) -> tuple[dict[str, str], list[str]]:
     """
     kept, facts = references(folder), Facts.read()
     plan = Plan.load(tier=_TIER, hardware=kept[0].folder.parent.name, results=str(folder))
-    front = front_page.pages(facts, memory(plan))
-    texts = (
-        reproduction(kept),
-        artifact(plan, facts),
-        *(_filled(page, blocks) for page, blocks in zip(PAGES[2:], (front.readme, front.evidence), strict=True)),
-    )
-    return dict(zip(PAGES, texts, strict=True)), front.remarks
-
-
-def _filled(page: str, blocks: Mapping[str, Sequence[str]]) -> str:
-    text = read_text(ROOT / page)
-    for name, lines in blocks.items():
-        text = filled(ROOT / page, text, name, lines)
-    return text
+    blocks, remarks = front_page.pages(facts, memory(plan))
+    texts = {"docs/reproduction.md": reproduction(kept), "docs/artifact.md": artifact(plan, facts)}
+    for page, of_page in blocks.items():
+        texts[page] = read_text(ROOT / page)
+        for name, lines in of_page.items():
+            texts[page] = filled(ROOT / page, texts[page], name, lines)
+    return texts, remarks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from tests.support.synthetic import run_rows
 from tests.support.synthetic_claims import NO_METRICS, conditions, swept
 from tests.support.synthetic_probes import step_time
 from workflow.bench.analysis.aa_steps import DRAWS, steps_aa_test
-from workflow.bench.analysis.estimates import difference_over_studies, mean_ratio, studies_of, study_means
+from workflow.bench.analysis.estimates import mean_ratio, paired_difference, studies_of, study_means
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.target_sweep import (
     SHARES,
@@ -247,13 +247,13 @@ def test_units_are_studies_where_several_are_known():
 
 def test_a_difference_has_the_interval_of_the_studies_means():
     left, right = {seed: float(seed % 3) for seed in range(6)}, dict.fromkeys(range(6), 0.0)
-    nested = difference_over_studies(left, right, STUDIES)
+    nested = paired_difference(left, right, STUDIES)
     assert (nested.n, nested.value) == (3, 1.0)
-    assert difference_over_studies(left, {}, STUDIES) is None
+    assert paired_difference(left, {}, STUDIES) is None
     # A run that diverged is the worst, and so is its study; one in which both labels have such runs says nothing.
-    broken = difference_over_studies({**left, 0: math.inf}, right, STUDIES)
+    broken = paired_difference({**left, 0: math.inf}, right, STUDIES)
     assert (broken.n, broken.value, broken.has_interval) == (3, 2.0, False)
-    both = difference_over_studies({**left, 0: math.inf}, {**right, 3: math.inf}, STUDIES)
+    both = paired_difference({**left, 0: math.inf}, {**right, 3: math.inf}, STUDIES)
     assert both.n == 2
 
 

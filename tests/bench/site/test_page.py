@@ -18,8 +18,8 @@ from PIL import Image
 
 from tests.support.synthetic_training import write_training
 from workflow.bench import snakemake_report
+from workflow.bench.analysis import descriptions
 from workflow.bench.analysis.captions import as_rst
-from workflow.bench.analysis.descriptions import parse
 from workflow.bench.analysis.looks import style_of
 from workflow.bench.figures._page import new_figure, save
 from workflow.bench.plan.artefacts import Artefact, available, description
@@ -27,7 +27,7 @@ from workflow.bench.report import main
 from workflow.bench.results.rows import read_csv, write_csv
 from workflow.bench.results.sources import NamedRows, read_sources
 from workflow.bench.site import machines
-from workflow.bench.site.content import Content, Description, describe
+from workflow.bench.site.content import Content, describe
 from workflow.bench.site.front_page import Facts
 from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.support.templates import numbered
@@ -322,20 +322,18 @@ def test_every_figure_and_table_has_a_title_for_people_and_a_reading(name):
         place = ", appendix" if name.endswith("_appendix") else ""
         assert shown.title.endswith(f"({word}\u00a0{number[2]}{place})"), shown.title
     if name.startswith("fig"):
-        sentences = re.findall(r"[.:?](?= [A-Z(]|$)", re.sub(r"<.*?>", "", str(shown.reading)))
+        sentences = re.findall(r"[.:?](?= [A-Z(]|$)", re.sub(r"<.*?>", "", str(shown.paragraphs[0])))
         least = 1 if name.endswith("_appendix") else 2  # the figure's own page says how to read both
-        assert least <= len(sentences) <= 3, f"two sentences, not {len(sentences)}: {shown.reading}"
+        assert least <= len(sentences) <= 3, f"two sentences, not {len(sentences)}: {shown.paragraphs[0]}"
 
 
-def test_a_description_is_split_into_title_reading_and_more():
-    title, paragraphs = parse("**A title (Figure 3).** One sentence.\nAnother.\n\nMore of it.\n", "x")
-    assert title == "A title (Figure 3)"
-    assert paragraphs == ("One sentence. Another.", "More of it.")
-
-
-def test_a_description_without_a_title_is_named():
+def test_a_description_is_split_into_title_reading_and_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(descriptions, "REPORT", tmp_path)
+    (tmp_path / "x.rst").write_text("**A title (Figure 3).** One sentence.\nAnother.\n\nMore of it.\n")
+    (tmp_path / "fig99.rst").write_text("No title.")
+    assert descriptions.described("x") == ("A title (Figure 3)", ("One sentence. Another.", "More of it."))
     with pytest.raises(ConfigError, match=r"workflow/report/fig99\.rst must begin with '\*\*<title>\.\*\*'"):
-        parse("No title.", "fig99")
+        descriptions.described("fig99")
 
 
 @pytest.mark.parametrize(
@@ -350,6 +348,6 @@ def test_a_figure_begins_with_the_title_of_its_page(name, title, place, tmp_path
 
 def test_an_artefact_without_a_description_has_its_name_as_the_title():
     """A figure of one's own is drawn, and stands in the reports, before it is described."""
-    assert describe("fig99_of_my_own") == Description("fig99_of_my_own", Markup())
+    assert describe("fig99_of_my_own") == descriptions.Described("fig99_of_my_own", (Markup(),))
     assert description(Artefact("figures", "fig99_of_my_own")) == ""
     assert description(Artefact("figures", "fig01_mkor_diagram")).endswith("workflow/report/fig01_mkor_diagram.rst")

@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from workflow.bench.analysis.estimates import looks, studies_of
+from workflow.bench.analysis.estimates import looks
+from workflow.bench.analysis.study_ratios import units_of
 from workflow.bench.analysis.target_sweep import FINAL, Course, TargetSweep
 
 DRAWS: Final = 200
@@ -30,13 +31,7 @@ def steps_aa_test(sweep: TargetSweep, label: str) -> StepsAATest:
     """
     final = sweep.at(FINAL)
     course = final.courses[label]
-    seeds = sorted(course.crossings)
-    studies = studies_of(course.runs)
-    several = len(set(studies.values())) > 1 and len(studies) == len(seeds)
-    groups: dict[float, list[int]] = {}
-    for seed in seeds:
-        groups.setdefault(studies[seed] if several else float(seed), []).append(seed)
-    random, units = np.random.default_rng(0), list(groups.values())
+    random, units = np.random.default_rng(0), [sorted(seeds) for seeds in units_of(course.runs).values()]
     # Two pairs at least: the seeds of a single pair of studies would count as independent.
     if len(units) < 4:
         return StepsAATest(0, 0)
@@ -48,11 +43,8 @@ def steps_aa_test(sweep: TargetSweep, label: str) -> StepsAATest:
             for number, (one, other) in enumerate(zip(order[0::2], order[1::2], strict=False))
             for first, second in zip(units[one], units[other], strict=False)
         ]
-        numbers = [number for *_, number in pairs]
-        halves = {
-            "first": _half(course, [first for first, _, _ in pairs], numbers),
-            "second": _half(course, [second for _, second, _ in pairs], numbers),
-        }
+        firsts, seconds, numbers = zip(*pairs, strict=True)
+        halves = {"first": _half(course, firsts, numbers), "second": _half(course, seconds, numbers)}
         # The runs are tested once, however often the claims are looked at: always 95 %.
         with looks(1):
             ratio = replace(final, courses=halves).steps_ratio("first", "second").estimate

@@ -82,8 +82,7 @@ class Batches:
 
     def slope(self, label: str) -> Estimate | None:
         """Return the slope of the logarithm of `ratios` over that of the size; None without all sizes."""
-        by_size = {size: self.ratios(label, size) for size in self.sizes}
-        return slope(by_size)
+        return slope({size: self.ratios(label, size) for size in self.sizes})
 
     def decision(self, label: str) -> Decision:
         """Decide whether a label's advantage over the reference grows with the batch."""
@@ -164,7 +163,13 @@ def sentences(found: Sequence[Batches], workload_name: Callable[[str], str], nam
 
     workload_name, name: return the names of a workload and of an optimizer.
     """
-    said = _arrivals(found, workload_name, name)
+    short = [
+        f"{workload_name(of_workload.workload)} {name(label)} {', '.join(counts)}"
+        for of_workload in found
+        for label, arrivals in of_workload.arrivals.items()
+        if (counts := [f"{one.reached} of {one.runs} at {size}" for size, one in arrivals.items() if one.is_censored])
+    ]
+    said = [f"Runs that reached the target, where not all did: {'; '.join(short)}"] if short else []
     for of_workload in found:
         place = workload_name(of_workload.workload)
         if of_workload.reference is None:
@@ -182,14 +187,3 @@ def sentences(found: Sequence[Batches], workload_name: Callable[[str], str], nam
             f"the batch grows; {place}, with the slope on logarithmic axes: {', '.join(clauses)}"
         )
     return said
-
-
-def _arrivals(found: Sequence[Batches], workload_name: Callable[[str], str], name: Callable[[str], str]) -> list[str]:
-    """Return a sentence on the labels and sizes of which a run did not reach the target, if there are any."""
-    short = []
-    for of_workload in found:
-        for label, arrivals in of_workload.arrivals.items():
-            counts = [f"{one.reached} of {one.runs} at {size}" for size, one in arrivals.items() if one.is_censored]
-            if counts:
-                short.append(f"{workload_name(of_workload.workload)} {name(label)} {', '.join(counts)}")
-    return [f"Runs that reached the target, where not all did: {'; '.join(short)}"] if short else []

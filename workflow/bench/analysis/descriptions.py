@@ -12,7 +12,7 @@ REPORT: Final = ROOT / "workflow" / "report"
 
 
 class Described(NamedTuple):
-    """The title of a figure or table, and paragraphs of reStructuredText on what it shows."""
+    """The title of a figure or table, and paragraphs of reStructuredText on what it shows, each on one line."""
 
     title: str
     paragraphs: tuple[str, ...]
@@ -25,16 +25,9 @@ def described(name: str) -> Described | None:
         ConfigError: it does not begin with a title in bold.
     """
     file = REPORT / f"{name}.rst"
-    return parse(read_text(file), name) if file.is_file() else None
-
-
-def parse(text: str, name: str) -> Described:
-    """Return the title and the paragraphs of the text of ``workflow/report/<name>.rst``, each on one line.
-
-    Raises:
-        ConfigError: it does not begin with a title in bold.
-    """
-    first, *others = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text.strip())]
+    if not file.is_file():
+        return None
+    first, *others = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", read_text(file).strip())]
     match = re.fullmatch(r"\*\*(.+?)\.\*\* (.+)", first)
     if match is None:
         raise ConfigError(f"workflow/report/{name}.rst must begin with '**<title>.**' and how to read it.")

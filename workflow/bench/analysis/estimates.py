@@ -186,20 +186,15 @@ def shared_seeds(left: Mapping[int, float], right: Mapping[int, float]) -> tuple
     return np.array([left[seed] for seed in seeds], float), np.array([right[seed] for seed in seeds], float)
 
 
-def paired_difference(left: Mapping[int, float], right: Mapping[int, float]) -> Estimate | None:
+def paired_difference(
+    left: Mapping[int, float], right: Mapping[int, float], studies: Mapping[int, float] | None = None
+) -> Estimate | None:
     """Estimate ``left - right`` over the seeds that both have; None if they share no seed with a difference.
 
     An infinite value is a run that diverged, the worst of all: the difference to it is infinite. A pair is left out if
-    both diverged, since that tells neither from the other.
+    both diverged, since that tells neither from the other. studies: as in `over_studies`.
     """
-    differences = _differences(*shared_seeds(left, right))
-    return estimate(kept) if len(kept := differences[~np.isnan(differences)]) else None
-
-
-def _differences(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``left - right``, NaN where both are infinite."""
-    with np.errstate(invalid="ignore"):
-        return left - right
+    return over_studies({seed: left[seed] - right[seed] for seed in left.keys() & right.keys()}, studies or {})
 
 
 def paired_ratio(
@@ -243,12 +238,10 @@ def with_median_of(found: Estimate, values: NDArray[np.float64]) -> Estimate:
 
 def mean_ratio(logarithms: Sequence[float] | NDArray[np.float64]) -> Estimate:
     """Estimate a ratio from finite logarithms of its values: the geometric mean, with a t interval of two or more."""
-    sample = np.asarray(logarithms, dtype=np.float64)
-    value = math.exp(float(sample.mean()))
-    if len(sample) == 1:
-        return Estimate(value, math.nan, math.nan, 1, "single value", "none", is_ratio=True)
-    low, high = t_interval(sample)
-    return Estimate(value, math.exp(low), math.exp(high), len(sample), "geometric mean", "t", is_ratio=True)
+    mean = mean_of_units(logarithms)
+    statistic: StatisticName = "geometric mean" if mean.n > 1 else "single value"
+    value, low, high = map(math.exp, (mean.value, mean.low, mean.high))
+    return Estimate(value, low, high, mean.n, statistic, mean.interval_method, is_ratio=True)
 
 
 def mean_of_units(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
@@ -373,18 +366,12 @@ def study_means(
     return np.stack([values[which == name].mean(axis=0) for name in names]), len(names)
 
 
-def difference_over_studies(
-    left: Mapping[int, float], right: Mapping[int, float], studies: Mapping[int, float]
-) -> Estimate | None:
-    """Estimate ``left - right`` by seed, with the interval of the studies' means; `paired_difference` without studies.
+def over_studies(values: Mapping[int, float], studies: Mapping[int, float]) -> Estimate | None:
+    """Estimate values by seed, with the interval of the means of several studies; None without a value that is no NaN.
 
-    A run that diverged counts as in `paired_difference`, so that the mean of its study is infinite. A study in which
-    both labels have such runs is left out.
+    The mean of a study with an infinite value is infinite. A study with values of both signs of infinity is left out.
     """
-    values = _differences(*shared_seeds(left, right))
-    seeds, kept = np.array(sorted(left.keys() & right.keys())), ~np.isnan(values)
+    seeds = [seed for seed in sorted(values) if not math.isnan(values[seed])]
     with np.errstate(invalid="ignore"):
-        units, number = study_means(values[kept], seeds[kept].tolist(), studies)
-    if number < 2:
-        return paired_difference(left, right)
+        units, _ = study_means(np.array([values[seed] for seed in seeds], float), seeds, studies)
     return estimate(units) if len(units := units[~np.isnan(units)]) else None

@@ -13,9 +13,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workflow.bench.analysis.estimates import Estimate, current_level, estimate, studies_of, study_means
+from workflow.bench.analysis.estimates import Estimate, current_level, over_studies, paired_difference, studies_of
 from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.analysis.study_ratios import units_of
 from workflow.bench.analysis.target_sweep import (
+    SHARES,
     NoSweepError,
     SweptRatio,
     TargetSweep,
@@ -51,64 +53,57 @@ class Contest:
 
     def base_of(self, label: str) -> str:
         """Return the label that another one is compared to: its base optimizer, or the experiment's."""
-        return _base_label(self.runs, label) or self.base
+        firsts = self.runs.drop_duplicates("optimizer").set_index("optimizer")
+        hyperparameters: dict[Any, Mapping[str, Any]] = firsts["hyperparameters"].to_dict()
+        given = hyperparameters[label]
+        bases = firsts.index[firsts["method"] == given.get("base")].astype(str)
+        # Two labels of one base differ in what was varied: the one that shares more values is what was wrapped.
+        alike = {name: sum(given.get(key) == value for key, value in hyperparameters[name].items()) for name in bases}
+        return max(alike, key=lambda name: alike[name], default=self.base)
 
     def last(self, label: str) -> dict[int, float]:
         """Return a label's last value of the target's metric by seed; infinitely bad for a run that did not finish."""
         goal = self.sweep.goal
         worst = math.inf if goal.direction == "below" else -math.inf
-        rows = self.runs[self.runs["optimizer"] == label]
         chosen = self.metrics[(self.metrics["split"] == goal.split) & (self.metrics["metric"] == goal.metric)]
         values = chosen.sort_values("step").groupby("run")["value"].last()
         return {
             int(row["seed"]): float(values[row["run"]]) if row["status"] == "finished" else worst
-            for row in rows.to_dict("records")
+            for row in self._of(label).to_dict("records")
         }
 
     def reached(self, label: str) -> tuple[int, int]:
         """Return how many of a label's runs reached the experiment's target, and how many there are."""
-        rows = self.runs[self.runs["optimizer"] == label]
+        rows = self._of(label)
         return int(rows["crossing_step"].notna().sum()), len(rows)
 
-    def steps(self, label: str, last: int | None = None) -> SweptRatio:
+    def steps(self, label: str, last: int = len(SHARES)) -> SweptRatio:
         """Return the steps of a label to all targets, or to the last ones, over those of its base."""
-        return self._part(last).steps_ratio(label, self.base_of(label))
+        return self.sweep.last(last).steps_ratio(label, self.base_of(label))
 
-    def time(self, label: str, times: StepTimes, last: int | None = None) -> SweptRatio | str:
+    def time(self, label: str, times: StepTimes, last: int = len(SHARES)) -> SweptRatio | str:
         """Return the seconds of a label to all targets, or to the last ones, over its base's; or why there are none."""
         # A simulated device's seconds are those of the simulation.
-        method = str(self.runs.loc[self.runs["optimizer"] == label, "method"].iloc[0])
-        if method in NO_CLOCK:
+        if self._of(label)["method"].iloc[0] in NO_CLOCK:
             return "simulated"
         base = self.base_of(label)
         trainings = [self.sweep.training(one) for one in (label, base)]
         problem = times.problem(*(timed for training in trainings for timed in training.labels))
-        return problem or self._part(last).time_ratio(times, label, base)
-
-    def _part(self, last: int | None) -> TargetSweep:
-        return self.sweep if last is None else self.sweep.last(last)
+        return problem or self.sweep.last(last).time_ratio(times, label, base)
 
     def loss_difference(self, label: str) -> Estimate | None:
         """Return a label's last value of the metric minus that of its base, paired by seed.
 
         That of a run that did not finish, beside one that did, is infinite.
         """
-        last, base = self.last(label), self.last(self.base_of(label))
-        known = [seed for seed in last.keys() & base.keys() if math.isfinite(last[seed]) or math.isfinite(base[seed])]
-        return self._over_studies({seed: last[seed] - base[seed] for seed in known}, label)
+        return paired_difference(self.last(label), self.last(self.base_of(label)), studies_of(self._of(label)))
 
     def end(self, label: str) -> Estimate | None:
         """Return a label's last value of the metric, infinitely bad in runs that did not finish."""
-        return self._over_studies(self.last(label), label)
+        return over_studies(self.last(label), studies_of(self._of(label)))
 
-    def _over_studies(self, values: Mapping[int, float], label: str) -> Estimate | None:
-        seeds = sorted(values)
-        studies = studies_of(self.runs[self.runs["optimizer"] == label])
-        with np.errstate(invalid="ignore"):
-            units, _ = study_means(np.array([values[seed] for seed in seeds]), seeds, studies)
-        # A study in which both labels have a run that did not finish favors neither.
-        units = units[~np.isnan(units)]
-        return estimate(units) if len(units) else None
+    def _of(self, label: str) -> pd.DataFrame:
+        return self.runs[self.runs["optimizer"] == label]
 
 
 def contests(results: Results) -> list[Contest]:
@@ -140,17 +135,6 @@ def common_base(runs: pd.DataFrame) -> str | None:
     return None
 
 
-def _base_label(runs: pd.DataFrame, label: str) -> str | None:
-    """Return the label of the optimizer that another label wraps: of several of the same file, the most alike one."""
-    firsts = runs.drop_duplicates("optimizer").set_index("optimizer")
-    hyperparameters: dict[Any, Mapping[str, Any]] = firsts["hyperparameters"].to_dict()
-    given = hyperparameters[label]
-    bases = firsts.index[firsts["method"] == given.get("base")].astype(str)
-    # Two labels of one base differ in what was varied: the one that shares more values is what was wrapped.
-    alike = {name: sum(given.get(key) == value for key, value in hyperparameters[name].items()) for name in bases}
-    return max(alike, key=lambda name: alike[name]) if alike else None
-
-
 class Profile(NamedTuple):
     """The share of problems that a label solves within a factor of the best one's steps; by factor."""
 
@@ -171,15 +155,14 @@ def pooled_profiles(chosen: Sequence[Contest], grid: NDArray[np.float64]) -> dic
     # A fixed seed: the same results give the same picture, byte for byte.
     random = np.random.default_rng(0)
     units = [_units(contest.sweep) for contest in chosen]
+
+    def drawn(number: int) -> NDArray[np.int64]:
+        return random.integers(number, size=number)
+
     draws = [
         [
-            (
-                which,
-                np.concatenate(
-                    [units[which][one] for one in random.integers(len(units[which]), size=len(units[which]))]
-                ),
-            )
-            for which in random.integers(len(units), size=len(units))
+            (which, np.concatenate([units[which][one] for one in drawn(len(units[which]))]))
+            for which in drawn(len(units))
         ]
         for _ in range(DRAWS)
     ]
@@ -189,13 +172,8 @@ def pooled_profiles(chosen: Sequence[Contest], grid: NDArray[np.float64]) -> dic
 def _units(sweep: TargetSweep) -> list[NDArray[np.int64]]:
     """Return the places of the seeds that vary together, among those that all labels have: a study's, or one."""
     seeds = common_seeds(sweep)
-    studies = studies_of(*(course.runs for course in sweep.courses.values()))
-    which = [studies.get(seed, -1.0 - seed) for seed in seeds]
-    # The seeds of a single study are the units, as they are in the ratios.
-    groups = dict.fromkeys(which) if len(set(which)) > 1 else {}
-    return [np.flatnonzero([one == study for one in which]) for study in groups] or [
-        np.array([place]) for place in range(len(seeds))
-    ]
+    units = units_of(*(course.runs for course in sweep.courses.values())).values()
+    return [np.flatnonzero(np.isin(seeds, [*unit])) for unit in units]
 
 
 def _profile(

@@ -6,22 +6,20 @@ target that the base reaches after 90 % of its steps. The mean over all targets 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.target_sweep import FINAL, SweptRatio, TargetSweep
-from workflow.bench.analysis.wording import number
+from workflow.bench.analysis.wording import estimated, number
 
 Outcome = Literal["wins", "loses", "open"]
 
 
-@dataclass(frozen=True)
-class Views:
+class Views(NamedTuple):
     """A ratio of two labels' steps or seconds at the base's final quality, over all of its targets, and at the last."""
 
     final: SweptRatio
@@ -29,27 +27,18 @@ class Views:
     last: SweptRatio
 
     @classmethod
-    def of(cls, sweep: TargetSweep, ratio: Callable[[TargetSweep], SweptRatio]) -> Views:
-        """Return the views that a function of a sweep gives.
+    def of(cls, sweep: TargetSweep, above: str, below: str, times: StepTimes | None = None) -> Views:
+        """Return the views of the ratio of two labels' seconds or, without times, steps.
 
         Raises:
             NoSweepError: the target at the base's final quality was dropped.
         """
-        return cls(ratio(sweep.at(FINAL)), ratio(sweep), ratio(sweep.last()))
-
-    @classmethod
-    def of_steps(cls, sweep: TargetSweep, above: str, below: str) -> Views:
-        """Return the views of the ratio of two labels' steps; see `of`."""
-        return cls.of(sweep, lambda part: part.steps_ratio(above, below))
-
-    @classmethod
-    def of_time(cls, sweep: TargetSweep, times: StepTimes, above: str, below: str) -> Views:
-        """Return the views of the ratio of two labels' seconds; see `of`."""
-        return cls.of(sweep, lambda part: part.time_ratio(times, above, below))
-
-    def __iter__(self) -> Iterator[SweptRatio]:
-        """Iterate over the ratios: final quality, mean over the targets, last target."""
-        return iter((self.final, self.mean, self.last))
+        return cls(
+            *(
+                part.time_ratio(times, above, below) if times else part.steps_ratio(above, below)
+                for part in (sweep.at(FINAL), sweep, sweep.last())
+            )
+        )
 
 
 def final_limit(sweep: TargetSweep) -> str:
@@ -80,8 +69,7 @@ class BreakEven:
     @property
     def needs(self) -> str:
         """What it may cost in words: ``< 1.67 [1.5, 1.8]``."""
-        interval = f" [{number(self.limit.low)}, {number(self.limit.high)}]" if self.limit.has_interval else ""
-        return f"< {number(self.limit.value)}{interval}"
+        return f"< {estimated(self.limit)}"
 
     @property
     def here(self) -> str:

@@ -6,9 +6,10 @@ docs/experiments/ladder.md states the rules in words.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Final, Literal
 
 import pandas as pd
@@ -107,7 +108,7 @@ def ladders(results: Results) -> tuple[list[Ladder], list[str]]:
     """
     runs, metrics = results.some_runs(EXPERIMENT), results.metrics(EXPERIMENT)
     runs = runs[runs["status"].isin(ENDED)]
-    centred = runs["workload_parameters"].map(is_centred).astype(bool)
+    centred = runs["workload_parameters"].map(lambda given: bool(given.get("centred_inputs"))).astype(bool)
     found: list[Ladder] = []
     left_out: list[str] = []
     for workload in dict.fromkeys(runs["workload"].astype(str)):
@@ -126,11 +127,6 @@ def ladders(results: Results) -> tuple[list[Ladder], list[str]]:
     if not found:
         raise nothing_to_compare(results, EXPERIMENT, left_out)
     return found, left_out
-
-
-def is_centred(parameters: Mapping[str, object]) -> bool:
-    """Return whether a workload's parameters say that the inputs of its layers are centred."""
-    return bool(parameters.get("centred_inputs", False))
 
 
 def inputs_name(*, centred: bool) -> str:
@@ -154,21 +150,17 @@ class Prediction:
     @property
     def decision(self) -> Decision:
         """What the runs say, by the rules that were declared before them."""
-        return decide(self.plain, self.centred, self.kept)
-
-
-def decide(plain: Estimate | None, centred: Estimate | None, kept: Estimate | None) -> Decision:
-    """Decide the prediction from MKOR's ratios of iterations and from the share of its gain that remains."""
-    if plain is None or centred is None or not (plain.has_interval and centred.has_interval):
-        return "not tested"
-    # Without a gain there is nothing that could vanish.
-    if plain.high >= 1:
-        return "not tested"
-    if not centred.low <= 1 <= centred.high:
-        return "fails"
-    if kept is None or kept.low < HALF <= kept.high:
-        return "open"
-    return "fails" if kept.low >= HALF else "holds"
+        plain, centred, kept = self.plain, self.centred, self.kept
+        if plain is None or centred is None or not (plain.has_interval and centred.has_interval):
+            return "not tested"
+        # Without a gain there is nothing that could vanish.
+        if plain.high >= 1:
+            return "not tested"
+        if not centred.low <= 1 <= centred.high:
+            return "fails"
+        if kept is None or kept.low < HALF <= kept.high:
+            return "open"
+        return "fails" if kept.low >= HALF else "holds"
 
 
 def predictions(found: Iterable[Ladder]) -> list[Prediction]:
@@ -176,13 +168,12 @@ def predictions(found: Iterable[Ladder]) -> list[Prediction]:
     by_place: dict[tuple[str, str], dict[bool, Ladder]] = {}
     for ladder in found:
         by_place.setdefault((ladder.workload, ladder.base), {})[ladder.centred] = ladder
-    return [_prediction(*place, pair.get(False), pair.get(True)) for place, pair in by_place.items()]
-
-
-def _prediction(workload: str, base: str, plain: Ladder | None, centred: Ladder | None) -> Prediction:
-    before, after = (ladder.ratio("mkor") if ladder else None for ladder in (plain, centred))
-    gain, left = (ladder.gains.get("mkor", {}) if ladder else {} for ladder in (plain, centred))
-    return Prediction(workload, base, before, after, ratio_of_means(left, gain))
+    made = []
+    for place, pair in by_place.items():
+        plain, centred = (pair[inputs].ratio("mkor") if inputs in pair else None for inputs in (False, True))
+        gain, left = (pair[inputs].gains.get("mkor", {}) if inputs in pair else {} for inputs in (False, True))
+        made.append(Prediction(*place, plain, centred, ratio_of_means(left, gain)))
+    return made
 
 
 def on_workload(decisions: Sequence[Decision]) -> Decision:
@@ -211,38 +202,6 @@ def decisions_by_workload(found: Iterable[Prediction]) -> dict[str, Decision]:
     return {workload: on_workload(decisions) for workload, decisions in by_workload.items()}
 
 
-@dataclass(frozen=True)
-class Worth:
-    """On which workloads over a base a part of MKOR saves iterations, by the interval of the ratio with and without."""
-
-    part: str
-    base: str
-    saves: tuple[str, ...]
-    """The workloads on which the whole interval lies below 1."""
-    costs: tuple[str, ...]
-    """Those on which it lies above 1."""
-    tested: int
-
-
-def worths(found: Iterable[Ladder]) -> list[Worth]:
-    """Return what each part of `STEPS` is worth over each base, with plain inputs."""
-    plain = [ladder for ladder in found if not ladder.centred]
-    worth = []
-    for part, (having, lacking) in STEPS.items():
-        for base in BASES:
-            ratios = {
-                ladder.workload: ratio
-                for ladder in plain
-                if ladder.base == base
-                and (ratio := ladder.compared(ladder.label(having), ladder.label(lacking))) is not None
-            }
-            saves = tuple(workload for workload, ratio in ratios.items() if ratio.high < 1)
-            costs = tuple(workload for workload, ratio in ratios.items() if ratio.low > 1)
-            if ratios:
-                worth.append(Worth(part, base, saves, costs, len(ratios)))
-    return worth
-
-
 def sentences(found: Sequence[Ladder], name: Callable[[str], str]) -> list[str]:
     """Return what the runs say of the prediction, and of what MKOR's parts are worth, a sentence each.
 
@@ -259,13 +218,27 @@ def sentences(found: Sequence[Ladder], name: Callable[[str], str]) -> list[str]:
         "iterations over the base's contains 1 and less than half of its gain is left. In general: "
         f"{in_general(by_workload)} ({places})"
     ]
-    for worth in worths(found):
-        on = f"{len(worth.saves)} of {worth.tested}"
-        where = f" ({', '.join(map(name, worth.saves))})" if worth.saves else ""
-        costs = f", and costs iterations on {', '.join(map(name, worth.costs))}" if worth.costs else ""
-        having, lacking = STEPS[worth.part]
-        said.append(
-            f"{worth.part} ({having} against {lacking}) saves iterations over {NAMES[worth.base]} on {on} "
-            f"workloads{where}{costs}"
-        )
-    return said
+    return [*said, *_worths(found, name)]
+
+
+def _worths(found: Sequence[Ladder], name: Callable[[str], str]) -> Iterator[str]:
+    """Yield on which workloads with plain inputs each part of `STEPS` saves iterations over a base, or costs some.
+
+    It does where the whole interval of the ratio of iterations with the part and without it lies on one side of 1.
+    """
+    for (part, (having, lacking)), base in product(STEPS.items(), BASES):
+        ratios = {
+            ladder.workload: ratio
+            for ladder in found
+            if (ladder.base, ladder.centred) == (base, False)
+            and (ratio := ladder.compared(ladder.label(having), ladder.label(lacking))) is not None
+        }
+        saves = [name(workload) for workload, ratio in ratios.items() if ratio.high < 1]
+        costs = [name(workload) for workload, ratio in ratios.items() if ratio.low > 1]
+        where = f" ({', '.join(saves)})" if saves else ""
+        beside = f", and costs iterations on {', '.join(costs)}" if costs else ""
+        if ratios:
+            yield (
+                f"{part} ({having} against {lacking}) saves iterations over {NAMES[base]} on {len(saves)} of "
+                f"{len(ratios)} workloads{where}{beside}"
+            )

@@ -154,7 +154,9 @@ class StepTimes:
     def blocks(self, *labels: TimedLabel) -> NDArray[np.float64]:
         """Return the mean milliseconds of a step, ``[labels, blocks]``, over the blocks without a busy round."""
         rows = [self._of(label).dropna(subset="step_ms") for label in labels]
-        size = math.lcm(*(_rounds_a_block(of_label) for of_label in rows))
+        turns = {(int(cycle), int(steps)) for one in rows for cycle, steps in one[["cycle", "steps"]].to_numpy()}
+        # A turn of some steps ends inside a cycle: after so many turns the cycles are whole.
+        size = math.lcm(*(cycle // math.gcd(cycle, steps) for cycle, steps in turns))
         ms = _idle_rounds(*rows)
         # A block that lost a round to another process would hold the refresh without its plain steps, or these alone.
         by_block = ms.groupby(ms.index // size)
@@ -180,14 +182,6 @@ def _aa_test(first: pd.DataFrame, second: pd.DataFrame) -> AATest:
     experiment, workload, optimizer = map(str, second[["experiment", "workload", "optimizer"]].iloc[0])
     busy = int(is_true(second["left_out"]).sum())
     return AATest(experiment, workload, optimizer, len(second), busy, *aa_exclusions(logs))
-
-
-def _rounds_a_block(rows: pd.DataFrame) -> int:
-    turns = rows.drop_duplicates("run")
-    # A turn of some steps ends inside a cycle: after so many turns the cycles are whole.
-    return math.lcm(
-        *(int(cycle) // math.gcd(int(cycle), int(steps)) for cycle, steps in turns[["cycle", "steps"]].to_numpy())
-    )
 
 
 def _idle_rounds(*rows: pd.DataFrame) -> pd.DataFrame:

@@ -121,11 +121,6 @@ def of_any_length(runs: pd.DataFrame, label: str) -> pd.DataFrame:
     return runs[runs["method"].isin(of_label["method"]) & pd.Series(is_same, runs.index, bool)]
 
 
-def censored(value: float | None) -> float:
-    """Return a time to target, with infinity for one that was not reached (None or NaN)."""
-    return math.inf if value is None or math.isnan(value) else float(value)
-
-
 def to_target(runs: pd.DataFrame, quantity: Quantity) -> dict[int, float]:
     """Return one label's iterations or seconds to the target by seed, from rows of ``<experiment>.runs.csv``.
 
@@ -136,8 +131,8 @@ def to_target(runs: pd.DataFrame, quantity: Quantity) -> dict[int, float]:
     """
     ended = runs[runs["status"].isin(ENDED)]
     # What a run had reached before it diverged it did not keep.
-    times = ended[_COLUMN[quantity]].mask(ended["status"] == "diverged")
-    return {int(seed): censored(took) for seed, took in zip(ended["seed"], times, strict=True)}
+    times = ended[_COLUMN[quantity]].mask(ended["status"] == "diverged").astype(float).fillna(math.inf)
+    return {int(seed): took for seed, took in zip(ended["seed"], times, strict=True)}
 
 
 def budgets(runs: pd.DataFrame, quantity: Quantity = "steps") -> dict[int, float]:

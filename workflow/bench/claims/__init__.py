@@ -6,6 +6,7 @@ Each ``decide_*`` is a pure function from tidy frames and the thresholds in ``wo
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
@@ -77,30 +78,24 @@ def _switch(results: Results, conditions: Sequence[Condition]) -> Decision:
     return switching.decide_switch(pretrained, autoencoder, glue, conditions)
 
 
-def _hybrid_time(claim: str, results: Results, conditions: Sequence[Condition]) -> Decision:
-    return over_lamb.decide_hybrid_time(Evidence.of(results), conditions, over_lamb.RIVALS[claim])
-
-
 def _speedup(claim: str, results: Results, conditions: Sequence[Condition]) -> Decision:
     experiment, rivals = time_to_target.SPEEDUPS[claim]
     times = StepTimes(results.probe("step_time"))
     return time_to_target.decide_speedup(Trained.of(results, experiment), times, conditions, *rivals)
 
 
-def _glue(results: Results, conditions: Sequence[Condition], claim: str, contender: str) -> Decision:
-    stated = published("claims", as_text=True).set_index("id").loc[claim, "published"]
-    return finetuning.decide_glue_average(
-        Trained.of(results, "bert_glue"), conditions, contender, *published_sizes(str(stated))
-    )
+def _glue(claim: str, contender: str, results: Results, conditions: Sequence[Condition]) -> Decision:
+    stated = published_sizes(str(published("claims", as_text=True).set_index("id").loc[claim, "published"]))
+    return finetuning.decide_glue_average(Trained.of(results, "bert_glue"), conditions, contender, *stated)
 
 
 RULES: Final[Mapping[str, Rule]] = {
     # The abstract compares times with LAMB and KAISA, table 2 iterations with LAMB, table 3 scores.
-    "C01": partial(_hybrid_time, "C01"),
-    "C02": partial(_hybrid_time, "C02"),
+    "C01": lambda results, given: over_lamb.decide_hybrid_time(Evidence.of(results), given, over_lamb.RIVALS["C01"]),
+    "C02": lambda results, given: over_lamb.decide_hybrid_time(Evidence.of(results), given, over_lamb.RIVALS["C02"]),
     "C03": lambda results, given: over_lamb.decide_iterations_to_target(Evidence.of(results), given),
-    "C04": lambda results, given: _glue(results, given, "C04", "mkor"),
-    "C05": lambda results, given: _glue(results, given, "C05", "kaisa"),
+    "C04": partial(_glue, "C04", "mkor"),
+    "C05": partial(_glue, "C05", "kaisa"),
     "C06": partial(_speedup, "C06"),
     "C07": partial(_speedup, "C07"),
     "C08": partial(_of_probe, "iteration_time", costs.decide_period_cost),
@@ -158,7 +153,7 @@ def conditions_of(claim: Mapping[Hashable, Any]) -> tuple[Condition, ...]:
 def published_sizes(text: str) -> list[float]:
     """Return the effects that a claim's ``published`` entry states: ``2.57``, ``0.82 vs 0.80`` or ``1.3 / 1.2 / 1.6``.
 
-    None if it states none that can be compared, such as an order of growth.
+    Empty if it states none that can be compared, such as an order of growth.
     """
     number = r"\d+(?:\.\d+)?"
     if match := re.fullmatch(rf"({number}) vs ({number})", text):
@@ -192,8 +187,7 @@ def _part_rows(claim: Mapping[Hashable, Any], decision: Decision) -> Iterator[di
     for part in decision.parts:
         row: dict[str, Any] = {"id": claim["id"], "part": part.name, "verdict": part.verdict}
         if (estimate := part.estimate) is not None:
-            row |= {name: getattr(estimate, name) for name in ("value", "low", "high", "n", "is_ratio")}
-            row |= {"statistic": estimate.statistic, "interval_method": estimate.interval_method}
+            row |= dataclasses.asdict(estimate)
         if (condition := part.condition) is not None:
             row |= {"comparison": condition.comparison, "threshold": condition.threshold}
             row |= {"bound": condition.bound(part.fall), "margin": str(condition.margin or "")}
@@ -234,7 +228,7 @@ def _row(claim: Mapping[Hashable, Any], decision: Decision, results: Results) ->
         "published": claim["published"],
         "measured": decision.measured,
         "interval": decision.interval,
-        "measured_interval": decision.with_intervals,
+        "measured_interval": listed({part.name: f"{part.measured} {part.interval}".strip() for part in decision.parts}),
         "confirmed_if": f"{holds_when} (margin {margin})" if margin else holds_when,
         "published_inside": _published_inside(claim["published"], decision),
         "smallest_visible": _smallest_visible(decision),

@@ -224,11 +224,6 @@ class Decision:
         return listed({part.name: part.interval for part in self.parts})
 
     @property
-    def with_intervals(self) -> str:
-        """Every part's measured value with its interval: ``bert: 1.2 [1, 1.4]; resnet: 2``."""
-        return listed({part.name: f"{part.measured} {part.interval}".strip() for part in self.parts})
-
-    @property
     def estimates(self) -> Mapping[str, Estimate]:
         """The parts' estimates by name, without parts that have none."""
         return {part.name: part.estimate for part in self.parts if part.estimate is not None}

@@ -6,9 +6,9 @@ All fine-tuning runs use the same method; a label names the optimizer of the pre
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.estimates import paired_difference, seeds_needed
@@ -29,27 +29,19 @@ from workflow.bench.claims.decision import (
 from workflow.bench.results.sources import from_runs
 
 
-@dataclass(frozen=True)
-class Averages:
-    """One label's average score over all tasks."""
-
-    by_seed: Mapping[int, float]
-    """The seeds that ended every task; minus infinity if a run broke down."""
-    broken: int
-    """The number of runs that broke down."""
-
-
 def _tasks(runs: pd.DataFrame) -> list[str]:
     """Return the tasks of fine-tuning runs; a run that was not begun does not state its own."""
     return sorted(runs["dataset"].dropna().unique())
 
 
-def averages_of(trained: Trained, label: str) -> Averages:
-    """Return a label's averages over the tasks of an experiment."""
+def averages_of(trained: Trained, label: str) -> dict[int, float]:
+    """Return a label's average score over the tasks of an experiment, by seed; minus infinity if a run broke down.
+
+    Of the seeds that ended every task.
+    """
     of_label, last = trained.of_labels(label), last_values(trained.metrics, "score")
     # Tasks first, then seeds: the interval is about other seeds, not about other tasks.
-    by_task = [scores(of_label[of_label["dataset"] == task], last) for task in _tasks(trained.runs)]
-    return Averages(averages(by_task), sum(math.isinf(value) for task in by_task for value in task.values()))
+    return averages([scores(of_label[of_label["dataset"] == task], last) for task in _tasks(trained.runs)])
 
 
 def average_difference(
@@ -69,23 +61,23 @@ def average_difference(
     if lacks := glue.lacking(contender, reference):
         return not_tested(lacks)
     by_label = {label: averages_of(glue, label) for label in (contender, reference)}
-    difference = paired_difference(by_label[contender].by_seed, by_label[reference].by_seed)
+    difference = paired_difference(by_label[contender], by_label[reference])
     tasks = _tasks(glue.runs)
     if difference is None:
         return not_tested(f"No seed finished all of {', '.join(tasks)} from both {contender} and {reference}.")
-    seeds = sorted(by_label[contender].by_seed.keys() & by_label[reference].by_seed.keys())
+    seeds = sorted(by_label[contender].keys() & by_label[reference].keys())
     part, why = Part.judged("", difference, condition), position(difference, condition)
-    broken = sum(of_label.broken for of_label in by_label.values())
-    differences = [by_label[contender].by_seed[seed] - by_label[reference].by_seed[seed] for seed in seeds]
+    used = glue.of_labels(contender, reference)
+    broken = int(np.isinf(last_values(glue.metrics, "score").reindex(used["run"])).sum())
+    differences = [by_label[contender][seed] - by_label[reference][seed] for seed in seeds]
     if part.verdict == "inconclusive" and published and sum(map(math.isfinite, differences)) > 1:
         needed = seeds_needed(differences, abs(published))
         why += (
             f"; to see the published {number(published)} in 80 % of cases takes about {needed} seeds, of {len(seeds)}"
         )
     listed = "; ".join(
-        f"{label} {', '.join(_score(of_label.by_seed[seed]) for seed in seeds)}" for label, of_label in by_label.items()
+        f"{label} {', '.join(_score(of_label[seed]) for seed in seeds)}" for label, of_label in by_label.items()
     )
-    used = glue.of_labels(contender, reference)
     return Decision(
         (part,),
         f"The average score over {len(tasks)} tasks after fine-tuning, {contender}'s minus {reference}'s, {why}.",

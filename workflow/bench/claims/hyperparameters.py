@@ -96,27 +96,22 @@ def decide_period_loss(trained: Trained, conditions: Sequence[Condition]) -> Dec
     for label, of_label in periodic.groupby("optimizer"):
         found = list(_period_parts(str(label), of_label, conditions[0]))
         (equal if remembers_equally(trained.of_labels(str(label))) else other).extend(found)
-    beside = f"With one decay for each update, so that longer periods remember more steps: {_stated(other)}."
+    stated = "; ".join(f"{part.name} {part.measured} {part.interval}" for part in other)
+    beside = f"With one decay for each update, so that longer periods remember more steps: {stated}." if other else ""
     if not equal:
-        unequal = "No optimizer remembers equally many steps at all periods." if other else ""
-        why = sentences(unequal or f"No finished pair of periods in {trained.name}.")
-        return not_tested(why, beside if other else "")
-    seeds = integer_ranges(losses["seed"])
+        unequal = "No optimizer remembers equally many steps at all periods."
+        return not_tested(unequal if other else f"No finished pair of periods in {trained.name}.", beside)
     return Decision(
         tuple(equal),
         f"Mean validation loss over training at a period minus that at the next shorter one: {part_verdicts(equal)}.",
         sentences(
             f"{capital(statistics_used(equal))}.",
             "Factors fade equally fast in steps at all periods.",
-            beside if other else "",
+            beside,
         ),
-        seeds=f"seeds {seeds}",
+        seeds=f"seeds {integer_ranges(losses['seed'])}",
         data=from_runs(f"{trained.name}.csv", losses),
     )
-
-
-def _stated(parts: Sequence[Part]) -> str:
-    return "; ".join(f"{part.name} {part.measured} {part.interval}" for part in parts)
 
 
 def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Decision:

@@ -112,7 +112,8 @@ def _swept(
 
     own: the experiment in which they train for several numbers of steps, which decides if there is one.
     """
-    name, pair = WORKLOADS[trained.name], f"{above}/{below}"
+    # The base sets the targets, so that its runs are sources even where it is not compared.
+    name, pair, labels = WORKLOADS[trained.name], f"{above}/{below}", tuple(dict.fromkeys((LAMB, above, below)))
     sweep = sweep_of(trained, LAMB, (above, below))
     if isinstance(sweep, str):
         return _untested(name, sweep)
@@ -121,8 +122,8 @@ def _swept(
     # The rival stands above in a ratio of seconds, below in one of iterations.
     if inert := trained.inert(above if times else below):
         return _untested(name, inert)
-    in_steps = Views.of_steps(sweep, above, below)
-    in_time = Views.of_time(sweep, times, above, below) if times else None
+    in_steps = Views.of(sweep, above, below)
+    in_time = Views.of(sweep, above, below, times) if times else None
     views = in_time or in_steps
     ratio, where, other, data = views.final, final_limit(sweep), disagreement(pair, views, condition), NO_SOURCES
     lengths, own_lengths = own_sweep(trained, own, above, below) if own else (None, "")
@@ -130,9 +131,7 @@ def _swept(
         ratio = lengths.time_ratio(times, above, below) if times else lengths.steps_ratio(above, below)
         where = f"{LAMB}'s final quality by runs of several lengths"
         other = _differs(pair, ratio, views, condition)
-        data = own.sources(*dict.fromkeys((LAMB, above, below)))
-    # The base sets the targets, so that its runs are sources even where it is not compared.
-    labels = tuple(dict.fromkeys((LAMB, above, below)))
+        data = own.sources(*labels)
     used = f" ({statistics_used([ratio.estimate])})" if ratio.estimate else ""
     details = sentences(
         f"{capital(name)}: {sweep.describe()}{used}.",
@@ -329,7 +328,7 @@ def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], riva
     squad = evidence.squad
     fine_tuned = squad.runs[squad.runs["start_from"].isin(evidence.bert.runs["run"])]
     tuned = replace(squad, runs=fine_tuned)
-    difference = paired_difference(*(averages_of(tuned, label).by_seed for label in (HYBRID, rival)))
+    difference = paired_difference(*(averages_of(tuned, label) for label in (HYBRID, rival)))
     after = f"After fine-tuning, MKOR-H's F1 minus {rival}'s is {with_interval(difference)}." if difference else ""
     return decision.with_details(after, from_runs("bert_squad.runs.csv", tuned.of_labels(HYBRID, rival)))
 

@@ -66,13 +66,9 @@ def proxies_of(claim: str, data: str, results: Results, beside: str = "") -> str
         if source.file.startswith("probes/") and name not in ("step_time", "projection"):
             found += _of_probe(results.probe(name), "; ".join(source.where))
         elif "/" not in source.file:
-            found += _of_runs(results.runs(name))
+            pairs = results.runs(name)[["model", "dataset"]].dropna().drop_duplicates()
+            found += [f"{short_model(str(model))} on {short_data(str(data))}" for model, data in pairs.to_numpy()]
     return "; ".join(dict.fromkeys(found))
-
-
-def _of_runs(runs: pd.DataFrame) -> Iterable[str]:
-    pairs = runs.dropna(subset=["model", "dataset"])[["model", "dataset"]].drop_duplicates()
-    return [f"{short_model(str(model))} on {short_data(str(data))}" for model, data in pairs.to_numpy().tolist()]
 
 
 def _of_probe(rows: pd.DataFrame, where: str) -> Iterable[str]:
@@ -135,8 +131,4 @@ def worded(parts: Sequence[Part], proxy: str, tier: str, concedes: str = "") -> 
     ]
     if len(deciding) == len(parts):
         return said
-    return (
-        f"{said}: {', '.join(deciding)}"
-        if len(deciding) <= _NAMED
-        else f"{said}: {len(deciding)} of {len(parts)} parts"
-    )
+    return f"{said}: {', '.join(deciding) if len(deciding) <= _NAMED else f'{len(deciding)} of {len(parts)} parts'}"

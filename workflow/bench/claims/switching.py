@@ -13,7 +13,7 @@ from typing import Final
 import pandas as pd
 
 from workflow.bench.analysis.curves import by_seed, fall_of, last_common_values
-from workflow.bench.analysis.estimates import difference_over_studies, studies_of
+from workflow.bench.analysis.estimates import paired_difference, studies_of
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
     Condition,
@@ -89,7 +89,7 @@ def _final_losses(trained: Trained) -> tuple[str, Sources]:
         return "", NO_SOURCES
     hybrid, partner = (by_seed(last[last["run"].isin(rows["run"])]) for rows in (switch.switched, partners))
     # Seeds of one tuning study share its rates, and the error of their choice.
-    difference = difference_over_studies(hybrid, partner, studies_of(switch.switched, partners))
+    difference = paired_difference(hybrid, partner, studies_of(switch.switched, partners))
     if difference is None:
         return "", NO_SOURCES
     fall = fall_of(losses[losses["optimizer"] == switch.partner])

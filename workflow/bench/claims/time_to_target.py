@@ -148,16 +148,16 @@ def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Cond
     if isinstance(sweep, str):
         return not_tested(sweep)
     labels = tuple(dict.fromkeys((SGD, mkor, *rivals)))
-    in_steps = {rival: Views.of_steps(sweep, rival, mkor) for rival in rivals}
+    in_steps = {rival: Views.of(sweep, rival, mkor) for rival in rivals}
     data = trained.sources(*labels)
     # Iterations need no clock: they are stated even where the machine could not time the steps.
     if problem := untimed(times, *(sweep.training(label) for label in (mkor, *rivals))):
         return not_tested(problem, _beside(sweep, times, mkor, in_steps), data)
     time, *more = conditions
-    in_time = {rival: Views.of_time(sweep, times, rival, mkor) for rival in rivals}
+    in_time = {rival: Views.of(sweep, rival, mkor, times) for rival in rivals}
     judged = {(f"time {rival}/{mkor}" if more else f"{rival}/{mkor}"): (in_time[rival], time) for rival in rivals}
     if more:
-        inverse = {rival: Views.of_steps(sweep, mkor, rival) for rival in rivals}
+        inverse = {rival: Views.of(sweep, mkor, rival) for rival in rivals}
         judged |= {f"iterations {mkor}/{rival}": (inverse[rival], more[0]) for rival in rivals}
     compared = zip(rivals * len(conditions), judged.items(), strict=True)
     parts = [

@@ -119,16 +119,10 @@ def sets() -> dict[str, DownloadableSet]:
 
 def _set(name: str, given: dict[str, Any]) -> DownloadableSet:
     parts = range(given.get("parts", 1))
-    return DownloadableSet(
-        name,
-        given["what"],
-        given["folder"],
-        tuple(text.format(part=part) for text in given["holds"] for part in parts),
-        given["license"],
-        tuple(_source(file, part) for file in given["files"] for part in parts),
-        given.get("unpack"),
-        given.get("by_hand"),
-    )
+    holds = tuple(text.format(part=part) for text in given["holds"] for part in parts)
+    files = tuple(_source(file, part) for file in given["files"] for part in parts)
+    others = {key: value for key, value in given.items() if key not in ("parts", "holds", "files")}
+    return DownloadableSet(name=name, holds=holds, files=files, **others)
 
 
 def _source(given: dict[str, Any], part: int) -> Source:

@@ -22,7 +22,7 @@ from workflow.bench.support.reading import read_text
 FILE: Final = "costs.csv"
 """The file of a folder ``results/reference/<hardware>/<tier>`` that `merge` writes; logs are not kept there."""
 ARTEFACTS: Final[tuple[Kind, ...]] = ("figures", "tables")
-"""The jobs that draw."""
+"""The kinds of jobs that draw."""
 
 
 class JobCost(NamedTuple):
@@ -53,7 +53,7 @@ def logged_costs(plan: Plan) -> Iterator[JobCost]:
     """
     logs = plan.results / "logs"
     for name, experiment in plan.experiments.items():
-        cost = _total([*(logs / "train" / name).glob("*.log"), logs / "aggregate" / f"{name}.log"])
+        cost = total_of([*(logs / "train" / name).glob("*.log"), logs / "aggregate" / f"{name}.log"])
         runs = {run for job in experiment.jobs.values() for run in job.run_ids}
         table = plan.results / f"{name}.runs.csv"
         rows = read_csv(table) if table.is_file() else []
@@ -66,12 +66,12 @@ def logged_costs(plan: Plan) -> Iterator[JobCost]:
     for probe in planned_probes(plan):
         yield _probe_cost(probe, plan)
     for kind in ARTEFACTS:
-        cost = _total((logs / kind).glob("*.log"))
+        cost = total_of((logs / kind).glob("*.log"))
         yield JobCost(kind, None, cost and cost.core_seconds, None, cost and cost.peak_mb)
 
 
 def _probe_cost(probe: Artefact, plan: Plan) -> JobCost:
-    cost = _total([plan.results / "logs" / "probes" / f"{probe.name}.log"])
+    cost = total_of([plan.results / "logs" / "probes" / f"{probe.name}.log"])
     shared, alone = (cost and cost.core_seconds, None) if probe.cores == 1 else (None, cost and cost.seconds)
     return JobCost(probe.name, None, shared, alone, cost and cost.peak_mb)
 
@@ -92,7 +92,8 @@ def probes_here_and_elsewhere(plan: Plan) -> tuple[float, float]:
     return here, there
 
 
-def _total(logs: Iterable[Path]) -> Cost | None:
+def total_of(logs: Iterable[Path]) -> Cost | None:
+    """Return what some logs of jobs say that these cost; None if none of them does."""
     found = [cost for log in logs if log.is_file() and (cost := cost_in(read_text(log)))]
     return total(found) if found else None
 

@@ -178,18 +178,12 @@ def _rows(file: Path, columns: Columns) -> Rows:
         for column, value in row.items():
             if not is_plain(value):
                 raise error(file, (column,), value, "must be text without line breaks and control characters")
-            if columns[column] in (int, float) and not _is_number(value):
-                raise error(file, (column,), value, "must be a number")
+            if columns[column] in (int, float):
+                try:
+                    float(value or "nan")
+                except ValueError:
+                    raise error(file, (column,), value, "must be a number") from None
     return rows
-
-
-def _is_number(text: str) -> bool:
-    """Return whether a cell is empty or a number."""
-    try:
-        float(text or "nan")
-    except ValueError:
-        return False
-    return True
 
 
 def _require_values(file: Path, row: Mapping[str, str], **values: str) -> None:

@@ -19,11 +19,12 @@ from typing import Final, get_args
 from markupsafe import Markup
 
 from workflow.bench.analysis.captions import from_rst
-from workflow.bench.analysis.descriptions import described
+from workflow.bench.analysis.descriptions import Described, described
 from workflow.bench.analysis.wording import integer_ranges
 from workflow.bench.claims.decision import Verdict
 from workflow.bench.plan import artefacts
 from workflow.bench.plan.artefacts import Artefact, Kind, available
+from workflow.bench.results.costs import ARTEFACTS
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.sources import NamedRows, files_in, read_sources
 from workflow.bench.site.grids import RunGrid, grid
@@ -37,29 +38,17 @@ CLAIMS: Final = "claims"
 _NUMBERED: Final = re.compile(r"(fig|table)0*(\d+)")
 
 
-@dataclass(frozen=True)
-class Description:
-    """What a figure or table shows."""
-
-    title: str
-    reading: Markup
-    """How to read it, in two sentences."""
-    more: tuple[Markup, ...] = ()
-    """Further paragraphs."""
-
-
-def describe(name: str) -> Description:
-    """Return the description of a figure or table.
+def describe(name: str) -> Described:
+    """Return the description of a figure or table, with paragraphs in HTML.
 
     Raises:
         ConfigError: it does not begin with a title in bold.
     """
     text = described(name)
     if text is None:
-        return Description(name, Markup())
+        return Described(name, (Markup(),))
     title = re.sub(r"\((Figure|Table) (\d+)(, appendix)?\)", "(\\1\u00a0\\2\\3)", text.title)
-    reading, *more = map(inline, text.paragraphs)
-    return Description(title, reading, tuple(more))
+    return Described(title, tuple(map(inline, text.paragraphs)))
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class Shown:
     """A figure or a table with its texts."""
 
     artefact: Artefact
-    description: Description
+    description: Described
     caption: str
 
     @property
@@ -155,9 +144,8 @@ class Content:
     @cached_property
     def shown(self) -> dict[Kind, list[Shown]]:
         """The figures and tables that were made, by kind; those with a number come first."""
-        kinds: tuple[Kind, ...] = ("figures", "tables")
-        made: dict[Kind, list[Shown]] = {kind: [] for kind in kinds}
-        for kind in kinds:
+        made: dict[Kind, list[Shown]] = {kind: [] for kind in ARTEFACTS}
+        for kind in ARTEFACTS:
             for name in sorted(available(kind), key=lambda name: not _NUMBERED.match(name)):
                 if self._is_made(kind, name):
                     caption = from_rst(read_text(self.results / kind / f"{name}.rst"))
@@ -171,14 +159,14 @@ class Content:
             return []
         rows = read_csv(self.results / "tables" / "claims.csv")
         parts = read_csv(self.results / "tables" / "claim_parts.csv")
-        reference = next((machine.verdicts for machine in self.machines if machine.is_reference), {})
+        reference = next((machine.claims for machine in self.machines if machine.is_reference), {})
         return [
             Claim(
                 row,
                 tuple(lines(part for part in parts if part["id"] == row["id"])),
                 self._shown_in(files_in(row["data"])),
                 read_sources(row["data"]),
-                reference.get(row["id"], ""),
+                reference[row["id"]]["verdict"] if row["id"] in reference else "",
             )
             for row in rows
         ]
@@ -201,11 +189,6 @@ class Content:
         """Return the claims whose data a figure or table shows."""
         return [claim for claim in self.claims if shown in claim.shown_in]
 
-    @cached_property
-    def run_table(self) -> list[dict[str, str]]:
-        """One row a run of an experiment, with what identifies it and what came of it."""
-        return [_run(row) for row in self.runs]
-
     def _is_made(self, kind: Kind, name: str) -> bool:
         suffix = "png" if kind == "figures" else "csv"
         return all((self.results / kind / f"{name}.{ending}").is_file() for ending in ("rst", suffix))
@@ -222,7 +205,8 @@ class Content:
         return tuple(sorted(shares, key=lambda shown: (-shares[shown], shown.kind, shown.name)))
 
 
-def _run(row: Mapping[str, str]) -> dict[str, str]:
+def run_row(row: Mapping[str, str]) -> dict[str, str]:
+    """Return what identifies a run, and what came of it, from its row of ``<experiment>.runs.csv``."""
     rate = json.loads(row["hyperparameters"] or "{}").get("lr")
     seconds = {key: f"{float(row[key]):.3g}" if row[key] else "" for key in ("seconds_to_target", "train_seconds")}
     return {

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.curves import curve
 from workflow.bench.analysis.looks import data_title, in_order, style_of
+from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import BROKEN_DOWN, ENDED
 from workflow.bench.results.tables import Results
 from workflow.bench.site.prose import experiment_name
@@ -25,30 +25,17 @@ _SPREAD: Final = 5
 """A loss of which the largest value is so many times the smallest has a logarithmic axis, as in figures."""
 
 
-@dataclass(frozen=True)
-class ExperimentCurves:
+class ExperimentCurves(NamedTuple):
     """The curves of an experiment, by what was trained."""
 
     experiment: str
+    name: str
     panels: tuple[dict[str, Any], ...]
     """Each with ``name, runs, steps, measures``. A measure has ``name, logarithmic, goals, curves``; a curve has ``id,
     name, color, dash, runs, broken`` and the columns ``step, seconds, value, low, high``, in which a number that is
     missing or infinite is None."""
-
-    @property
-    def name(self) -> str:
-        """The experiment's name."""
-        return experiment_name(self.experiment)
-
-    @property
-    def breadth(self) -> int:
-        """The number of its optimizers."""
-        return len(self.optimizers)
-
-    @property
-    def optimizers(self) -> list[str]:
-        """The identifiers of its optimizers, in the order of all legends."""
-        return in_order(curve["id"] for panel in self.panels for of in panel["measures"] for curve in of["curves"])
+    optimizers: list[str]
+    """The identifiers of its optimizers, in the order of all legends."""
 
 
 def curves_of(results: Results) -> list[ExperimentCurves]:
@@ -63,7 +50,8 @@ def curves_of(results: Results) -> list[ExperimentCurves]:
         metrics = metrics[metrics["split"].isin(_SPLITS) & (metrics["metric"] != _NO_MEASURE)]
         metrics = metrics[metrics["status"].isin(ENDED) & metrics["value"].notna()]
         if panels := tuple(_panels(runs, metrics)):
-            found.append(ExperimentCurves(experiment, panels))
+            ids = (curve["id"] for panel in panels for of in panel["measures"] for curve in of["curves"])
+            found.append(ExperimentCurves(experiment, experiment_name(experiment), panels, in_order(ids)))
     return found
 
 
@@ -80,7 +68,7 @@ def _panels(runs: pd.DataFrame, metrics: pd.DataFrame) -> Iterator[dict[str, Any
             "runs": len(of_panel),
             "steps": int(of_panel["steps"].max()),
             "measures": [
-                _measure(split, metric, of_measure, _goals(of_panel, split, metric))
+                _measure(split, metric, of_measure, of_panel["target"].dropna())
                 for (split, metric), of_measure in _by_measure(rows)
             ],
         }
@@ -96,12 +84,6 @@ def _panel_names(of_panels: Sequence[pd.DataFrame]) -> list[str]:
         differing = [key for key in given if any(other.get(key) != given[key] for other in alike)]
         names.append(", ".join([title, *(f"{key.replace('_', ' ')} {given[key]}" for key in differing)]))
     return names
-
-
-def _goals(runs: pd.DataFrame, split: str, metric: str) -> list[float]:
-    """Return the limits of the runs' targets on a metric."""
-    goals = runs["target"].dropna()
-    return sorted({goal.limit for goal in goals if (goal.split, goal.metric) == (split, metric)})
 
 
 def _by_measure(rows: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
@@ -128,7 +110,7 @@ def _series(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["run", "label", "varied"])
 
 
-def _measure(split: str, metric: str, rows: pd.DataFrame, goals: list[float]) -> dict[str, Any]:
+def _measure(split: str, metric: str, rows: pd.DataFrame, targets: Iterable[Target]) -> dict[str, Any]:
     finished = rows.loc[~rows["status"].isin(BROKEN_DOWN), "value"].astype(float)
     is_loss = metric.endswith("loss")
     logarithmic = bool(is_loss and len(finished) and finished.min() > 0 and finished.max() > _SPREAD * finished.min())
@@ -141,6 +123,7 @@ def _measure(split: str, metric: str, rows: pd.DataFrame, goals: list[float]) ->
             found = curve(of_curve, worst=math.inf if is_loss else -math.inf, logarithmic=logarithmic)
             curves.append(_curve(label, varied, of_curve, found) | {"color": _tint(label, place / len(variants))})
     name = f"{split} {metric.replace('_', ' ')}"
+    goals = sorted({target.limit for target in targets if (target.split, target.metric) == (split, metric)})
     return {"name": name, "logarithmic": logarithmic, "goals": goals, "curves": curves}
 
 

@@ -42,16 +42,6 @@ class Measured(NamedTuple):
     low: float
     high: float
 
-    @property
-    def alone(self) -> str:
-        """The number without its interval."""
-        return number(self.value)
-
-    @property
-    def to_two_decimals(self) -> str:
-        """The text of a ratio as docs/field.md shows it."""
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
     def __str__(self) -> str:
         return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
 
@@ -65,32 +55,22 @@ class Kept:
     field: Path
     """``results/reference/<hardware>/field``."""
 
-    def table(self, name: str) -> list[dict[str, str]]:
-        """Return the rows of a table of the evidence tier."""
-        return self._read(self.evidence / "tables" / f"{name}.csv")
-
-    def probe(self, name: str) -> list[dict[str, str]]:
-        """Return the rows of a probe of the evidence tier."""
-        return self._read(self.evidence / "probes" / f"{name}.csv")
-
-    def runs(self, experiment: str) -> list[dict[str, str]]:
-        """Return the rows of an experiment's runs at the evidence tier."""
-        return self._read(self.evidence / f"{experiment}.runs.csv")
-
-    def _read(self, file: Path) -> list[dict[str, str]]:
+    def rows(self, name: str, tier: str = "evidence") -> list[dict[str, str]]:
+        """Return the rows of ``<name>.csv`` at a tier."""
+        file = (self.field if tier == "field" else self.evidence) / f"{name}.csv"
         need(file.is_file(), f"{file.name} was not kept")
         return read_csv(file)
 
     @cached_property
     def claims(self) -> dict[str, dict[str, str]]:
         """The rows of the table of claims by id."""
-        return {row["id"]: row for row in self.table("claims")}
+        return {row["id"]: row for row in self.rows("tables/claims")}
 
     @cached_property
     def parts(self) -> dict[str, dict[str, Measured]]:
         """The numbers behind each claim by the name of the part; of parts without an interval its ends are missing."""
         found: dict[str, dict[str, Measured]] = {}
-        for row in self.table("claim_parts"):
+        for row in self.rows("tables/claim_parts"):
             if row["value"] and row["low"]:
                 numbers = Measured(*(float(row[name]) for name in ("value", "low", "high")))
                 found.setdefault(row["id"], {})[row["part"]] = numbers
@@ -110,35 +90,31 @@ class Kept:
 
     def times(self, experiment: str, *labels: str) -> list[dict[str, str]]:
         """Return rows of time_to_target by label, each cell without its interval."""
-        rows = {row["optimizer"]: row for row in self.table("time_to_target") if row["experiment"] == experiment}
+        rows = {row["optimizer"]: row for row in self.rows("tables/time_to_target") if row["experiment"] == experiment}
         absent = [label for label in labels if label not in rows]
         need(not absent, f"time_to_target has no {', '.join(absent)} of {experiment}")
         return [{name: cell.partition(" [")[0] for name, cell in rows[label].items()} for label in labels]
 
     def cost(self, optimizer: str, part: str, dimension: int) -> float:
         """Return the mean milliseconds of one part of a step on a layer of a width."""
-        rows = self.probe("cost_scaling")
+        rows = self.rows("probes/cost_scaling")
         chosen = [row for row in rows if (row["optimizer"], row["part"]) == (optimizer, part) and row["ms"]]
         times = [float(row["ms"]) for row in chosen if int(row["dimension"]) == dimension]
         need(times, f"cost_scaling has no {part} of {optimizer} at {dimension}")
         return fmean(times)
 
-    def in_field(self, experiment: str, optimizer: str, quantity: str = "steps") -> Measured:
-        """Return the steps or the time of a label of the field over its base's."""
-        rows = self._read(self.field / "tables" / "field_results.csv")
+    def in_field(self, experiment: str, optimizer: str) -> Measured:
+        """Return the steps of a label of the field over its base's."""
+        rows = self.rows("tables/field_results", "field")
         chosen = [row for row in rows if (row["experiment"], row["optimizer"]) == (experiment, optimizer)]
-        cells = [chosen[0][f"{quantity} / base{end}"] for end in ("", ", low", ", high")] if chosen else [""]
+        cells = [chosen[0][f"steps / base{end}"] for end in ("", ", low", ", high")] if chosen else [""]
         need(all(cells), f"field_results has no interval of {optimizer} in {experiment}")
         return Measured(*map(float, cells))
-
-    def field_studies(self, experiment: str) -> int:
-        """Return the number of tuning studies behind an experiment of the field."""
-        return len({row["study"] for row in self._read(self.field / f"{experiment}.runs.csv")} - {""})
 
     def last_losses(self, experiment: str) -> dict[str, float]:
         """Return the median over seeds of the last validation loss by label, from the records of the runs."""
         found: dict[str, list[float]] = {}
-        labels = {row["run"]: row["optimizer"] for row in self.runs(experiment)}
+        labels = {row["run"]: row["optimizer"] for row in self.rows(f"{experiment}.runs")}
         for file in sorted(self.evidence.parents[1].glob(f"*/{self.evidence.name}/{experiment}{SUFFIX}")):
             for run, kept in read_archive(file).runs.items():
                 rows = csv.DictReader(io.StringIO(kept.metrics))
@@ -204,9 +180,12 @@ def _newer(kept: Kept) -> str:
         all(one.high < 1 and one.value < other.value for one, other in zip(muon, mkor, strict=True)), "MKOR needs fewer"
     )
     need(muon[0].high < mkor[0].low, "the intervals on the language model meet")
-    studies = kept.field_studies("field_alexnet")
+    studies = len({row["study"] for row in kept.rows("field_alexnet.runs", "field")} - {""})
     which = "one study, which makes them too short" if studies == 1 else f"{studies} studies"
-    (muon_text, muon_images), (mkor_text, mkor_images) = ([one.to_two_decimals for one in of] for of in (muon, mkor))
+    # As docs/field.md shows ratios.
+    (muon_text, muon_images), (mkor_text, mkor_images) = (
+        [f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]" for one in of] for of in (muon, mkor)
+    )
     return (
         f"With as many trials Muon takes {muon_text} of AdamW's iterations on a small language model, MKOR "
         f"{mkor_text}; on AlexNet {muon_images} and {mkor_images} of SGD's ([the field](docs/field.md); intervals are "
@@ -226,9 +205,9 @@ def _cheap_updates(kept: Kept) -> str:
     window = kept.cost("mkor_windowed", "factor", 4096)
     return (
         f"From d = 256 to 4096 a factor update takes MKOR {mkor} ms and KAISA {kaisa}; MKOR sends as little as claimed "
-        f"(C12) and keeps {memory.alone} times less state (C13). But each step multiplies a gradient by two dense "
-        f"factors: {_ms(applied['mkor'])} ms at 4096 (KAISA {_ms(applied['kaisa'])}), which the paper's Table 1 leaves "
-        f"out. With a window of vectors in place of a matrix (ours) it is {_ms(window)} and "
+        f"(C12) and keeps {number(memory.value)} times less state (C13). But each step multiplies a gradient by two "
+        f"dense factors: {_ms(applied['mkor'])} ms at 4096 (KAISA {_ms(applied['kaisa'])}), which the paper's Table 1 "
+        f"leaves out. With a window of vectors in place of a matrix (ours) it is {_ms(window)} and "
         f"{_ms(applied['mkor_windowed'])} ms."
     )
 
@@ -243,12 +222,12 @@ def _rank_one(kept: Kept) -> str:
     need(all(one.value > other.value for one, other in zip(*shares, strict=True)), "their means capture as much")
     changes = [
         float(row["direction_change"])
-        for row in kept.probe("factors")
+        for row in kept.rows("probes/factors")
         if (row["side"], row["vectors"]) == ("left", "mkor") and row["direction_change"]
     ]
     need(changes and max(changes) < 1 - INERT, "MKOR's left factor turns a gradient")
     (missed, more), (captured, less) = (
-        [", ".join(one.alone for one in side) for side in of_claim] for of_claim in (errors, shares)
+        [", ".join(number(one.value) for one in side) for side in of_claim] for of_claim in (errors, shares)
     )
     return (
         f"The best rank-1 matrix misses up to {missed} of the norm for activations of {', '.join(models.values())} and "
@@ -303,7 +282,7 @@ def _inert(kept: Kept) -> str:
     phrases = []
     for experiment, name in places.items():
         cosines: dict[str, list[float]] = {}
-        for row in kept.runs(experiment):
+        for row in kept.rows(f"{experiment}.runs"):
             if row["direction_cosine"] and row["status"] == "finished":
                 cosines.setdefault(row["optimizer"], []).append(float(row["direction_cosine"]))
         if labels := sorted(label for label, values in cosines.items() if median(values) >= INERT):
@@ -316,7 +295,7 @@ def _inert(kept: Kept) -> str:
 
 
 def _published(kept: Kept) -> str:
-    rows = kept.table("published_consistency")
+    rows = kept.rows("tables/published_consistency")
     differ = sum(row["agrees"].startswith("no") for row in rows)
     need(differ, "all agree")
     return (
@@ -326,7 +305,7 @@ def _published(kept: Kept) -> str:
 
 
 def _ladder(kept: Kept) -> str:
-    rows = [row for row in kept.table("ladder") if row["inputs"].startswith("plain")]
+    rows = [row for row in kept.rows("tables/ladder") if row["inputs"].startswith("plain")]
     shares: dict[str, list[str]] = {}
     for row in rows:
         rung = row["label"].removesuffix(f"_{row['base']}")

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from workflow.bench.analysis.wording import number
 from workflow.bench.claims import published_sizes
@@ -83,16 +82,11 @@ class Facts:
         return facts
 
 
-class Pages(NamedTuple):
-    """The blocks of README and of docs/evidence.md by their names, and remarks for who runs the command."""
+def pages(facts: Facts, memory: str) -> tuple[dict[str, dict[str, list[str]]], list[str]]:
+    """Return the texts of all blocks, by page and name, and remarks for who runs the command.
 
-    readme: Mapping[str, list[str]]
-    evidence: Mapping[str, list[str]]
-    remarks: list[str]
-
-
-def pages(facts: Facts, memory: str) -> Pages:
-    """Return the texts of all blocks; memory: gigabytes of a core (docs/artifact.md)."""
+    memory: gigabytes of a core (docs/artifact.md).
+    """
     found, left_out = findings(Kept(facts.evidence, facts.field))
     texts = [f"**{headline}** {text}" for headline, text in found.items()]
     first = [f"{place}. {text}" for place, text in enumerate(texts[:FIRST], 1)]
@@ -102,12 +96,12 @@ def pages(facts: Facts, memory: str) -> Pages:
     readme = {
         "needs": [needs(facts, memory)],
         "picture": chosen,
-        "claims": [*about_claims(facts), "", *claims_table(facts.evidence)],
+        "claims": [about_claims(facts), "", *claims_table(facts.evidence)],
         "findings": first,
         "optimizers": list(optimizers_table(facts.field)),
     }
     remarks = [f"Left out: {headline} ({why})" for headline, why in left_out.items()] + passed_over
-    return Pages(readme, {"further findings": others}, remarks)
+    return {"README.md": readme, "docs/evidence.md": {"further findings": others}}, remarks
 
 
 def needs(facts: Facts, memory: str) -> str:
@@ -148,8 +142,8 @@ def _cannot_show(reference: Path, figure: str) -> str:
     return ""
 
 
-def about_claims(facts: Facts) -> Iterator[str]:
-    """Yield the sentences above the table of claims."""
+def about_claims(facts: Facts) -> str:
+    """Return the sentences above the table of claims."""
     folder = facts.evidence.relative_to(ROOT).as_posix()
     sentences = (
         "In the table a verdict names the proxy.",
@@ -157,7 +151,7 @@ def about_claims(facts: Facts) -> Iterator[str]:
         "[how to read a verdict](docs/results.md#how-to-read-a-verdict).",
         facts.note.strip(),
     )
-    yield " ".join(filter(None, sentences))
+    return " ".join(filter(None, sentences))
 
 
 def claims_table(reference: Path) -> Iterator[str]:
@@ -172,26 +166,16 @@ def claims_table(reference: Path) -> Iterator[str]:
         text, own = texts[row["id"]], parts.get(row["id"], [])
         # References from before these columns name all models that a claim's numbers come from.
         proxy = row["proxy"] if "proxy" in row else proxies_of(row["id"], row["data"], Results(reference))
-        words = worded([_part(part) for part in own], proxy, reference.name, text["concedes"])
-        said = row.get("wording", words)
+        # The verdicts in a file are those that a decision had.
+        judged = [Part(part["part"], cast(Verdict, part["verdict"]), "") for part in own]
+        said = row.get("wording", worded(judged, proxy, reference.name, text["concedes"]))
         # An order of growth or a formula is part of the claim already.
         claim = f"{text['short']} ({row['published']})" if published_sizes(row["published"]) else text["short"]
         # There the unit is among the words of the quantity.
         quantity = f"{row['quantity']} ({row['unit']}; {row['threshold']})" if row.get("unit") else row["quantity"]
         measured = _measured(row, own)
-        cells = (
-            row["id"],
-            claim,
-            proxy or "–",
-            f"{quantity}: {measured}" if measured else "–",
-            said,
-        )
+        cells = (row["id"], claim, proxy or "–", f"{quantity}: {measured}" if measured else "–", said)
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def _part(row: Row) -> Part:
-    # The verdicts in a file are those that a decision had.
-    return Part(row["part"], cast(Verdict, row["verdict"]), "")
 
 
 def _measured(row: Row, parts: Sequence[Row]) -> str:
@@ -201,86 +185,51 @@ def _measured(row: Row, parts: Sequence[Row]) -> str:
         ((name, value),) = values.items()
         return f"{name} {number(value, infinity='infinite')}".strip()
     if len(values) < len(parts) or any(map(math.isinf, values.values())):
-        return _without_remarks(row["measured"])
+        # Without the remarks in brackets that follow some values.
+        return "; ".join(part.partition(" (")[0] for part in row["measured"].split("; "))
     groups: dict[str, list[float]] = {}
     for name, value in values.items():
         groups.setdefault(name if len(values) <= _GROUPS else name.partition(", ")[0], []).append(value)
     if len(groups) > _GROUPS:
         return f"{number(min(values.values()))} to {number(max(values.values()))} ({len(values)} parts)"
-    return "; ".join(f"{name} {_extent(group)}" for name, group in groups.items())
-
-
-def _extent(values: Sequence[float]) -> str:
-    low, high = number(min(values)), number(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def _without_remarks(measured: str) -> str:
-    """Return measured values without the remarks in brackets that follow some of them."""
-    return "; ".join(part.partition(" (")[0] for part in measured.split("; "))
-
-
-@dataclass(frozen=True)
-class _Field:
-    """The tables of the field tier."""
-
-    folder: Path
-
-    @cached_property
-    def results(self) -> dict[tuple[str, str], Row]:
-        """Rows of field_results by experiment and label."""
-        return self._read("field_results")
-
-    @cached_property
-    def costs(self) -> dict[tuple[str, str], Row]:
-        """Rows of field_costs by experiment and label."""
-        return self._read("field_costs")
-
-    def _read(self, name: str) -> dict[tuple[str, str], Row]:
-        rows = read_csv(self.folder / "tables" / f"{name}.csv")
-        return {(row["experiment"], row["optimizer"]): row for row in rows}
-
-    @cached_property
-    def methods(self) -> set[str]:
-        """The labels that are the names of methods, which `baselines.build` takes."""
-        first, *_ = WORKLOADS
-        runs = read_csv(self.folder / f"{first}.runs.csv")
-        return {row["optimizer"] for row in runs if row["optimizer"] == row["method"]}
-
-    def base(self, experiment: str) -> str:
-        """The first-order optimizer that most others are compared with."""
-        return own_base(self.results.values(), experiment)
-
-    def ratios(self, label: str, quantity: str) -> list[float]:
-        """Return the ratios over the base by workload, 1 for the base itself, NaN for a method without one."""
-        found = []
-        for experiment in WORKLOADS:
-            row = self.results.get((experiment, label), {})
-            own = row.get("base") == self.base(experiment)
-            text = row.get(f"{quantity} / base", "") if own else ""
-            found.append(float(text) if text else 1.0 if label == self.base(experiment) else math.nan)
-        return found
+    ends = {name: dict.fromkeys((number(min(group)), number(max(group)))) for name, group in groups.items()}
+    return "; ".join(f"{name} {' to '.join(extent)}" for name, extent in ends.items())
 
 
 def optimizers_table(folder: Path) -> Iterator[str]:
     """Yield the lines of the table: the `_BEST` by iterations in the mean, those of `_ALWAYS`, and the bases."""
-    field = _Field(folder)
+    results, costs = (
+        {(row["experiment"], row["optimizer"]): row for row in read_csv(folder / "tables" / f"{name}.csv")}
+        for name in ("field_results", "field_costs")
+    )
+    base_of = {experiment: own_base(results.values(), experiment) for experiment in WORKLOADS}
+
+    def ratios(label: str, quantity: str) -> list[float]:
+        """Return the ratios over the base by workload, 1 for the base itself, NaN for a method without one."""
+        found = []
+        for experiment, base in base_of.items():
+            row = results.get((experiment, label), {})
+            text = row.get(f"{quantity} / base", "") if row.get("base") == base else ""
+            found.append(float(text) if text else 1.0 if label == base else math.nan)
+        return found
+
     first, *_ = WORKLOADS
-    mean = {label: fmean(map(math.log, field.ratios(label, "steps"))) for label in sorted(field.methods)}
+    # The labels that are the names of methods, which `baselines.build` takes.
+    methods = {row["optimizer"] for row in read_csv(folder / f"{first}.runs.csv") if row["optimizer"] == row["method"]}
+    mean = {label: fmean(map(math.log, ratios(label, "steps"))) for label in sorted(methods)}
     ranked = sorted((label for label, value in mean.items() if not math.isnan(value)), key=lambda label: mean[label])
-    bases = sorted({field.base(experiment) for experiment in WORKLOADS})
+    bases = sorted(set(base_of.values()))
     chosen = [label for label in ranked if label in (*ranked[:_BEST], *_ALWAYS) and label not in bases]
-    reference = field.base(first)
-    step = float(field.costs[first, reference]["ms a step"])
+    step = float(costs[first, base_of[first]]["ms a step"])
     where = ", ".join(WORKLOADS.values())
-    yield f"| optimizer | iterations / base: {where} | time / base | a step / {reference}'s | state / weights |"
+    yield f"| optimizer | iterations / base: {where} | time / base | a step / {base_of[first]}'s | state / weights |"
     yield "|---|---|---|---|---|"
     for label in [*chosen, *bases]:
-        cost = field.costs.get((first, label), {})
+        cost = costs.get((first, label), {})
         ms, state = cost.get("ms a step", ""), cost.get("state / parameters", "")
         cells = (
             f"`{label}`",
-            *(", ".join(map(_ratio, field.ratios(label, quantity))) for quantity in ("steps", "time")),
+            *(", ".join(map(_ratio, ratios(label, quantity))) for quantity in ("steps", "time")),
             f"{float(ms) / step:.2f}" if ms else "–",
             f"{float(state):.1f}" if state else "–",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -43,6 +43,7 @@ class Term:
     others: tuple[str, ...]
     meaning: str
     group: str
+    """The heading that it stands below."""
 
     @property
     def id(self) -> str:
@@ -60,14 +61,6 @@ class Glossary:
     """All terms, in the page's order."""
 
     terms: tuple[Term, ...]
-
-    @property
-    def groups(self) -> Mapping[str, Sequence[Term]]:
-        """The terms by heading."""
-        groups: dict[str, list[Term]] = {}
-        for term in self.terms:
-            groups.setdefault(term.group, []).append(term)
-        return groups
 
     def linked(self, page: str) -> str:
         """Return a page of HTML in which terms are links where its text first uses them."""

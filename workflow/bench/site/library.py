@@ -25,10 +25,14 @@ def packed() -> str:
     Raises:
         ConfigError: the installed Snakemake does not bring it.
     """
-    licenses = [file for file in sorted(_assets().glob("*/LICENSE*")) if file.parent.name not in _NO_PART]
+    assets = _assets()
+    licenses = [file for file in sorted(assets.glob("*/LICENSE*")) if file.parent.name not in _NO_PART]
     texts = [f"{file.parent.name}\n\n{read_text(file)}" for file in licenses]
     comment = "\n\n".join(texts).replace("*/", "* /")
-    source = "\n".join([f"/*\n{comment}\n*/", *(_script(name) for name in _SCRIPTS)])
+    for name in _SCRIPTS:
+        if not (assets / name).is_file():
+            raise ConfigError(f"snakemake/assets/data/{name} is missing: install the Snakemake of requirements.lock")
+    source = "\n".join([f"/*\n{comment}\n*/", *(read_text(assets / name) for name in _SCRIPTS)])
     return base64.b64encode(zlib.compress(source.encode(), 9)).decode()
 
 
@@ -36,12 +40,3 @@ def _assets() -> Path:
     # Not imported: that takes a second, and only the folder is needed.
     spec = find_spec("snakemake")
     return Path(spec.origin).parent / "assets" / "data" if spec and spec.origin else Path()
-
-
-def _script(name: str) -> str:
-    try:
-        return read_text(_assets() / name)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"snakemake/assets/data/{name} is missing: install the Snakemake of requirements.lock"
-        ) from None

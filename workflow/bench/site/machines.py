@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from workflow.bench.plan import REFERENCE
 from workflow.bench.results.rows import read_verdicts
@@ -18,35 +16,16 @@ _OF_A_ROW: Final = ("repeats or runs", "reached", "iterations", "iterations meas
 """Its columns that tell a machine's measurement and not what was measured."""
 
 
-@dataclass(frozen=True)
-class MachineEntry:
+class MachineEntry(NamedTuple):
     """One machine's verdicts at a tier."""
 
-    folder: Path
-    is_own: bool = False
-    """Whether the site is that of its results."""
+    hardware: str
+    name: str
+    """The name of its column."""
+    claims: Mapping[str, Mapping[str, str]]
+    """Its rows of ``claims.csv`` by id; none if its claims were not decided."""
     is_reference: bool = False
     """Whether other verdicts are compared with these."""
-
-    @property
-    def hardware(self) -> str:
-        """The name of its hardware."""
-        return self.folder.resolve().parent.name
-
-    @property
-    def name(self) -> str:
-        """The name of its column."""
-        return self.hardware + (" (this run)" if self.is_own else " (reference)" if self.is_reference else "")
-
-    @cached_property
-    def claims(self) -> Mapping[str, Mapping[str, str]]:
-        """Its rows of ``claims.csv`` by id; none if its claims were not decided."""
-        return read_verdicts(self.folder)
-
-    @property
-    def verdicts(self) -> dict[str, str]:
-        """The verdict on each claim by id."""
-        return {claim: row["verdict"] for claim, row in self.claims.items()}
 
 
 def gather(results: Path, compared: Iterable[Path]) -> tuple[MachineEntry, ...]:
@@ -54,13 +33,16 @@ def gather(results: Path, compared: Iterable[Path]) -> tuple[MachineEntry, ...]:
 
     The committed results of the same hardware are the reference, else the first committed ones.
     """
-    own = MachineEntry(results, is_own=True)
-    others = [MachineEntry(folder) for folder in compared if folder.resolve() != results.resolve()]
-    machines = [machine for machine in others if machine.claims]
-    committed = [machine for machine in machines if machine.folder.resolve().is_relative_to(REFERENCE)]
-    committed.sort(key=lambda machine: machine.hardware != own.hardware)
-    marked = [replace(machine, is_reference=machine is committed[0]) if committed else machine for machine in machines]
-    return (own, *marked)
+    hardware = results.resolve().parent.name
+    others = {folder.resolve(): read_verdicts(folder) for folder in compared if folder.resolve() != results.resolve()}
+    committed = [folder for folder, claims in others.items() if claims and folder.is_relative_to(REFERENCE)]
+    reference = min(committed, key=lambda folder: folder.parent.name != hardware, default=None)
+    entries = [MachineEntry(hardware, f"{hardware} (this run)", read_verdicts(results))]
+    for folder, claims in others.items():
+        if claims:
+            name, is_reference = folder.parent.name, folder == reference
+            entries.append(MachineEntry(name, f"{name} (reference)" if is_reference else name, claims, is_reference))
+    return tuple(entries)
 
 
 def side_by_side(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

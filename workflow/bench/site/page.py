@@ -17,7 +17,7 @@ from workflow.bench.claims.decision import MEANINGS
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.tables import Results
 from workflow.bench.site import machines
-from workflow.bench.site.content import CLAIMS, Content, Shown, describe
+from workflow.bench.site.content import CLAIMS, Content, Shown, describe, run_row
 from workflow.bench.site.curves import curves_of
 from workflow.bench.site.findings import FIRST, Kept, findings
 from workflow.bench.site.glossary import read_glossary
@@ -69,18 +69,19 @@ def page(content: Content) -> str:
         strongest=FIRST,
         leaders=leaders(read_csv(field)) if field.is_file() else {},
         curves=curves,
+        richest=max(reversed(curves), key=lambda of: len(of.optimizers), default=None),
         curve_data={of.experiment: of.panels for of in curves},
         library=packed() if curves else "",
         glossary=glossary,
         tables=[table for table in content.shown["tables"] if table.name != CLAIMS],
         times=grid(machines.side_by_side(read_csv(file))) if file.is_file() else None,
-        runs=grid(content.run_table, most_leading=_RUN_GROUPS),
+        runs=grid([*map(run_row, content.runs)], most_leading=_RUN_GROUPS),
         runs_of_claims={
             claim.id: sorted({run for source in claim.sources for run in source.runs}) for claim in content.claims
         },
         difference=_difference(content),
         meanings=MEANINGS,
-        claims_text=Markup(" ").join((about.reading, *about.more)),
+        claims_text=Markup(" ").join(about.paragraphs),
         menu=[(name, name.capitalize()) for name in _MENU],
         is_paper=content.results.resolve().name == "paper",
         embedded=embedded,

@@ -53,7 +53,11 @@ def inline(text: str) -> Markup:
     Of a link in Markdown the text remains.
     """
     parts = re.split(r"``?(.+?)``?", re.sub(r"\[([^\]]+)\]\([^)\s]+\)", r"\1", text))
-    html = "".join(_literal(part) if place % 2 else str(named(part)) for place, part in enumerate(parts))
+    html = ""
+    for place, part in enumerate(parts):
+        # A literal that is an identifier is its name, without the look of code.
+        is_code = place % 2 and named(part) == _breakable(part)
+        html += f"<code>{escape(part)}</code>" if is_code else str(named(part))
     for pattern, tag in ((r"\*\*(.+?)\*\*", "b"), (r"(?<![\w*])\*(\S.*?)\*(?![\w*])", "i")):
         html = re.sub(pattern, rf"<{tag}>\1</{tag}>", html)
     return Markup(html)
@@ -62,11 +66,6 @@ def inline(text: str) -> Markup:
 def _breakable(text: str) -> Markup:
     words = re.split(r"(\s+)", text)
     return Markup("").join(breakable(word) if len(word) > _LONG else escape(word) for word in words)
-
-
-def _literal(text: str) -> str:
-    name = named(text)
-    return f"<code>{escape(text)}</code>" if name == _breakable(text) else str(name)
 
 
 def _titled(identifier: str) -> Markup:
