@@ -135,10 +135,12 @@ def measure(
             load = OtherLoad()
             number, first = number_of_calls(call, device)
             if number == 0:
-                once = {(label, part): partial(_timing.milliseconds, call, device)}
-                timed_first = Round({(label, part): first}, load.share())
-                for repeat, timed in enumerate(idle_rounds(once, LONG_REPEATS, timed_first)):
-                    yield Row(label, part, d, repeat, 1, timed.results[label, part], timed.busy_share, *where)
+                key = label, part
+                timed_first = Round({key: first}, load.share())
+                # Under a name, the call's state, hundreds of megabytes, would stay until the next long one.
+                long = idle_rounds({key: partial(_timing.milliseconds, call, device)}, LONG_REPEATS, timed_first)
+                for repeat, timed in enumerate(long):
+                    yield Row(label, part, d, repeat, 1, timed.results[key], timed.busy_share, *where)
             else:
                 numbers[label, part] = number
                 turns[label, part] = partial(_timing.milliseconds, call, device, number)
