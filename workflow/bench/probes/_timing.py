@@ -77,6 +77,18 @@ def watched_rounds(turns: Mapping[Key, Callable[[], Result]], number: int) -> It
             started, window = time.perf_counter(), []
 
 
+def until_idle(tried: Iterable[Round[Key, Result]], number: int) -> list[Round[Key, Result]]:
+    """Return the rounds up to the ``number``-th with an idle machine; all if there are fewer of them."""
+    done: list[Round[Key, Result]] = []
+    idle = 0
+    for one in tried:
+        done.append(one)
+        idle += not one.is_busy
+        if idle == number:
+            break
+    return done
+
+
 def idle_rounds(
     turns: Mapping[Key, Callable[[], Result]], number: int, *before: Round[Key, Result]
 ) -> list[Round[Key, Result]]:
@@ -84,11 +96,7 @@ def idle_rounds(
 
     If twice as many rounds hold fewer, the least busy of the others take their places.
     """
-    tried: list[Round[Key, Result]] = []
-    for one in chain(before, watched_rounds(turns, 2 * number - len(before))):
-        tried.append(one)
-        if sum(not each.is_busy for each in tried) == number:
-            break
+    tried = until_idle(chain(before, watched_rounds(turns, 2 * number - len(before))), number)
     return sorted(tried, key=lambda one: (one.busy_share or 0.0) if one.is_busy else 0.0)[:number]
 
 

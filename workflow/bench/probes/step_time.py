@@ -38,7 +38,7 @@ from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run, Spec
 from workflow.bench.probes import _command
 from workflow.bench.probes._models import PERIOD_FIELDS, ProbeModel, TimedOptimizer
-from workflow.bench.probes._timing import Round, TimedLoop, release, watched_rounds
+from workflow.bench.probes._timing import Round, TimedLoop, release, until_idle, watched_rounds
 from workflow.bench.support.config import ConfigError
 
 EXPERIMENTS: Final = ("*",)
@@ -243,12 +243,7 @@ def rounds_of(run: Run, contenders: list[Contender], device: str) -> list[Round[
     seconds = sum(loop.step().total for loop in loops.values()) / 1000
     short = math.ceil(ROUND_SECONDS / seconds)
     turns = {one.key: partial(one.turn, loops[one.key], one.steps(short)) for one in contenders}
-    timed = list[Round[Key, Turn]]()
-    for one in watched_rounds(turns, MOST_ROUNDS):
-        timed.append(one)
-        if sum(not each.is_busy for each in timed) >= ROUNDS:
-            break
-    return timed
+    return until_idle(watched_rounds(turns, MOST_ROUNDS), ROUNDS)
 
 
 def _rows(contender: Contender, timed: list[Round[Key, Turn]], note: str | None, plan: Plan) -> Iterator[Row]:
