@@ -11,7 +11,8 @@ from typing import Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Experiment, Run, TunedOptimizer
-from workflow.bench.results.trials import publish
+from workflow.bench.plan.tuned_values import read_records
+from workflow.bench.results.trials import is_published, publish
 from workflow.bench.support.command_line import (
     FAILURES,
     check_option,
@@ -33,11 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Tune the optimizers of experiments that have a 'tuning', and write config/tuned/<tier>/<experiment>.yaml.
 
     Finished trials are skipped. When asked to stop, it saves checkpoints, writes what is complete, and exits with code
-    75; the same command resumes it.
+    75; the same command resumes it. On another machine --missing goes on with the optimizers that are not complete.
     """
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.tune", description=main.__doc__)
     parser.add_argument("experiment", nargs="*", help="names of files in <config>/experiments (default: all to tune)")
     parser.add_argument("--label", nargs="+", help="tune only these labels; the others keep their values")
+    parser.add_argument(
+        "--missing", action="store_true", help="skip optimizers whose values in config/tuned are of today's trials"
+    )
     parser.add_argument(
         "--jobs", type=whole, help="number of processes (default: as many as this machine has room for)"
     )
@@ -55,7 +59,12 @@ def _tune(options: argparse.Namespace) -> int | None:
     for experiment in experiments:
         refuse_unwritable("file of tuned values", folder / f"{experiment.name}.yaml")
     for experiment in experiments:
-        optimizers = [optimizer for optimizer in experiment.tuned_optimizers if optimizer.label in labels]
+        known = read_records(folder / f"{experiment.name}.yaml") if options.missing else []
+        optimizers = [
+            optimizer
+            for optimizer in experiment.tuned_optimizers
+            if optimizer.label in labels and not is_published(optimizer, known)
+        ]
         trials = list(dict.fromkeys(trial.run for optimizer in optimizers for trial in optimizer.trials))
         print(_announced(plan, experiment, optimizers, trials, jobs), flush=True)
         all_ended = _train(plan, trials, jobs)
@@ -72,6 +81,8 @@ def _announced(
     plan: Plan, experiment: Experiment, optimizers: Sequence[TunedOptimizer], trials: Sequence[Run], jobs: int
 ) -> str:
     """Return what is about to be trained, and how much of it is done."""
+    if not optimizers:
+        return f"{experiment.name} at tier {plan.tier.name}: the values of all its optimizers are of today's trials"
     done = sum(is_done(RunFolder.of(plan.results, run.id), run, needs_weights=False) for run in trials)
     studies = sorted({len(optimizer.studies) for optimizer in optimizers})
     processes = "1 process" if jobs == 1 else f"{jobs} processes"

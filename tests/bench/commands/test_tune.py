@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -182,6 +183,27 @@ def test_labels_are_tuned_one_by_one_and_a_broken_off_search_keeps_what_is_compl
     assert call(folder, "one") == EXIT_RESUMABLE
     assert files_of(folder) == tuned
     assert capsys.readouterr().err == "interrupted and saved; the same command resumes it\n"
+
+
+def test_missing_skips_optimizers_whose_values_another_machine_tuned(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert call(folder, "one", "--label", "sgd") == 0
+    shutil.rmtree(load(folder).results)  # config/tuned is committed, the results stay on the machine that made them
+    capsys.readouterr()
+    assert call(folder, "one", "--missing") == 0
+    assert capsys.readouterr().out.startswith("one at tier embedded: 12 trials of 2 optimizers in 2 studies, 0 done")
+    pieced = files_of(folder)
+    assert call(folder, "one") == 0
+    assert files_of(folder) == pieced
+    capsys.readouterr()
+    assert call(folder, "one", "--missing") == 0
+    assert capsys.readouterr().out.startswith("one at tier embedded: the values of all its optimizers are of today's")
+
+    # Values of other trials are not today's.
+    values = yaml.safe_load((folder / "tuned" / "embedded" / "one.yaml").read_text())
+    values[0]["studies"][0]["trials"].reverse()
+    (folder / "tuned" / "embedded" / "one.yaml").write_text(yaml.safe_dump(values))
+    assert call(folder, "one", "--missing") == 0
+    assert capsys.readouterr().out.startswith("one at tier embedded: 6 trials of 1 optimizers in 2 studies, 6 done")
 
 
 def test_several_processes_share_the_trials_and_stop_when_asked(folder: Path):
