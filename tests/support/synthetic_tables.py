@@ -73,7 +73,8 @@ def write_learning_rates(root: Path) -> None:
         for row in metrics:
             row |= {"metric": "accuracy", "value": accuracies.get(end, accuracies["short"])[row["step"]]}
         for run in runs:
-            run |= {"target": target, "hyperparameters": {"lr": rate}}
+            base = {} if label == "sgd" else {"base": "sgd"}
+            run |= {"target": target, "hyperparameters": {"lr": rate, **base}}
             run |= {"steps_to_target": 50.0 if end == "there" else None}
         parts.append((metrics, runs))
     write_experiment(root, "resnet_cifar10_lr", parts)

@@ -154,7 +154,7 @@ FOUR_SEEDS = _all(_runs(), _runs("sgd", range(4)))
         (HALF_KNOWN, "Commit 012345678; 1 of 3 runs made by older code."),
         (_all(_runs().assign(tuned=False), _runs("sgd")), "Tuned: sgd."),
         # Truth: by hand; the median over seeds of the cosine of update and gradient.
-        (_all(_runs(), COSINES), "Inert (median cosine of update and gradient above 0.999): kaisa on autoencoder."),
+        (_all(_runs(), COSINES), "Inert (median cosine of update and gradient 0.999 or more): kaisa on autoencoder."),
     ],
 )
 def test_a_caption_names_what_a_picture_does_not_show(runs, text):

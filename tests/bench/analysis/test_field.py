@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from tests.support.synthetic_field import BASES, FIELD, START, STEPS, loss, write_field
-from workflow.bench.analysis.field import Contest, common_base, contests, pooled_profiles
+from workflow.bench.analysis.field import Contest, contests, pooled_profiles
 from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.tables import NoDataError, Results
 

@@ -14,10 +14,10 @@ from typing import Final
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, mean_of_units, mean_ratio
-from workflow.bench.analysis.field import common_base
 from workflow.bench.analysis.fits import power_law
 from workflow.bench.analysis.ladder import Decision
 from workflow.bench.analysis.study_ratios import nothing_to_compare, units_of
+from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.analysis.time_to_target import to_target
 from workflow.bench.analysis.wording import estimated
 from workflow.bench.plan.targets import Target

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import pandas as pd
@@ -20,7 +21,7 @@ _WITH_REASON: Final = ("failed", "skipped")
 """Statuses whose reason a caption gives."""
 
 INERT: Final = 0.999
-"""A method whose median cosine between update and gradient exceeds this is inert: it is its base optimizer."""
+"""A method whose median cosine between update and gradient reaches this is inert: it is its base at another rate."""
 
 _NAMED: Final = 3
 """If no run of a workload finished, the most optimizers that a caption names; more are "all runs"."""
@@ -64,14 +65,24 @@ def _tuned(runs: pd.DataFrame, names: Names) -> str:
     return f"Tuned: {'all optimizers' if len(tuned) == len(runs) else some}"
 
 
+def inert_labels(cosines: Iterable[tuple[str, float]]) -> list[str]:
+    """Return the labels whose median cosine is `INERT` or more, sorted.
+
+    cosines: the label and the column ``direction_cosine`` of runs of one workload.
+    """
+    of_label: dict[str, list[float]] = {}
+    for label, cosine in cosines:
+        of_label.setdefault(label, []).append(cosine)
+    return sorted(label for label, values in of_label.items() if median(values) >= INERT)
+
+
 def _inert(runs: pd.DataFrame, names: Names) -> str:
     """Return a sentence on the preconditioners that hardly change the gradient's direction; empty without any."""
     phrases = []
     for workload, rows in runs.dropna(subset=["direction_cosine"]).groupby("workload"):
-        cosines = rows.groupby("optimizer")["direction_cosine"].median()
-        if labels := [names.optimizer(str(label)) for label, cosine in cosines.items() if cosine > INERT]:
-            phrases.append(f"{', '.join(labels)} on {names.workload(str(workload))}")
-    return f"inert (median cosine of update and gradient above {INERT:g}): {'; '.join(phrases)}" if phrases else ""
+        if labels := inert_labels(zip(rows["optimizer"], rows["direction_cosine"], strict=True)):
+            phrases.append(f"{', '.join(map(names.optimizer, labels))} on {names.workload(str(workload))}")
+    return f"inert (median cosine of update and gradient {INERT:g} or more): {'; '.join(phrases)}" if phrases else ""
 
 
 def _place(runs: pd.DataFrame, experiment: object, workload: object, names: Names) -> str:

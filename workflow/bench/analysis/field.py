@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from workflow.bench.analysis.target_sweep import (
     NoSweepError,
     SweptRatio,
     TargetSweep,
+    common_base,
     common_seeds,
     factors,
     target_sweep,
@@ -124,15 +124,6 @@ def contests(results: Results) -> list[Contest]:
     if not found:
         raise NoDataError(f"no experiment of the field in {results.root} has runs: run make field first.")
     return found
-
-
-def common_base(runs: pd.DataFrame) -> str | None:
-    """Return the label of the base optimizer that the most labels wrap; None without one that has runs."""
-    wrapped = runs.drop_duplicates("optimizer")["hyperparameters"].map(lambda given: given.get("base"))
-    for name, _ in Counter(wrapped.dropna()).most_common():
-        if name in set(runs["optimizer"]):
-            return str(name)
-    return None
 
 
 class Profile(NamedTuple):

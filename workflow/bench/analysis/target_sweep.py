@@ -8,6 +8,7 @@ better than the best constant prediction, or that the base crosses before its fo
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -199,6 +200,15 @@ class TargetSweep:
             seeds=tuple(seeds),
             studies=studies,
         )
+
+
+def common_base(runs: pd.DataFrame) -> str | None:
+    """Return the label of the base optimizer that the most labels wrap; None without one that has runs."""
+    wrapped = runs.drop_duplicates("optimizer")["hyperparameters"].map(lambda given: given.get("base"))
+    for name, _ in Counter(wrapped.dropna()).most_common():
+        if name in set(runs["optimizer"]):
+            return str(name)
+    return None
 
 
 def percent(shares: Iterable[float]) -> str:

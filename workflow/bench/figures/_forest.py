@@ -19,18 +19,6 @@ from workflow.bench.figures._panels import ROW_AT_EDGE, annotate, explain_empty
 from workflow.bench.results.tables import NoDataError
 
 
-def base_of(runs: pd.DataFrame) -> str | None:
-    """Return the label of the first-order optimizer that the second-order runs of a workload wrap.
-
-    None if that optimizer has no run.
-    """
-    for hyperparameters in runs.loc[runs["update_rule"].notna(), "hyperparameters"].dropna():
-        base = hyperparameters.get("base", "sgd")
-        if base in set(runs["optimizer"]):
-            return str(base)
-    return None
-
-
 def name_rows(axes: Axes, names: Iterable[str]) -> None:
     """Set up one row per name, the first on top; names are empty if a panel to the left shows them."""
     shown = list(names)

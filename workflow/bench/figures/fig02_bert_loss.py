@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.step_times import StepTimes, timed
+from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.analysis.time_to_target import budgets, reaching, to_target
 from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _forest as forest
@@ -52,7 +53,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     labels = looks.in_order(losses["optimizer"])
     rows = 0.15 * len(labels) + 0.15
     figure, axes = page.new_figure(2, 2, height=2.75 + rows, height_ratios=(1.9, rows))
-    base = forest.base_of(runs)
+    base = common_base(runs)
     drawn = losses[losses["optimizer"].isin({*CURVES, base or labels[0]})]
     drawn = drawn if len(drawn) else losses
     goals, later = panels.targets(runs, "validation", "loss"), _without_start(drawn)
@@ -105,7 +106,7 @@ def _draw_times(axes: Axes, took: Mapping[str, Mapping[int, float]], scale: floa
 
 def _message(runs: pd.DataFrame, losses: pd.DataFrame, took: Mapping[str, Mapping[int, float]], quantity: str) -> str:
     """Return the title: MKOR's final loss and training time against those of the base; empty without either."""
-    base = forest.base_of(runs)
+    base = common_base(runs)
     try:
         changes, _ = forest.final_changes(losses, base)
     except NoDataError:

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.estimates import median_minimum, paired_ratio
 from workflow.bench.analysis.step_times import StepTimes, timed
+from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.analysis.time_to_target import to_target
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
@@ -47,7 +48,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     if accuracies.empty:
         raise NoDataError(f"no validation accuracy in {results.root / f'{EXPERIMENT}.csv'}: run {EXPERIMENT} first.")
     labels = looks.in_order(accuracies["optimizer"])
-    base = forest.base_of(runs) or labels[0]
+    base = common_base(runs) or labels[0]
     goals = panels.targets(runs, "validation", "accuracy")
     aimed = runs if goals else runs[:0]  # a target on another metric, the loss, is no crossing of these curves
     paper = published("resnet50_imagenet")

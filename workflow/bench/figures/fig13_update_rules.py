@@ -10,6 +10,7 @@ from typing import Final
 import pandas as pd
 
 from workflow.bench.analysis import looks
+from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
@@ -38,7 +39,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"no validation loss in {results.root / 'update_rules.csv'}: run update_rules first.")
     workloads = sorted(losses["workload"].unique())
     of_workload = {workload: runs[runs["workload"] == workload] for workload in workloads}
-    bases = {workload: forest.base_of(rows) for workload, rows in of_workload.items()}
+    bases = {workload: common_base(rows) for workload, rows in of_workload.items()}
     shown = losses[losses["optimizer"].isin([*CURVES, *filter(None, bases.values())])]
     # The same rows in all panels, so that their names stand once.
     labels = [label for label in looks.in_order(losses["optimizer"]) if label not in bases.values()]
@@ -65,7 +66,7 @@ def message(losses: Mapping[str, pd.DataFrame], runs: Mapping[str, pd.DataFrame]
     """
     found: list[tuple[int, int, str]] = []
     for workload, rows in losses.items():
-        base = forest.base_of(runs[workload])
+        base = common_base(runs[workload])
         try:
             changes, _ = forest.final_changes(rows, base)
         except NoDataError:

@@ -15,6 +15,7 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.curves import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.looks import MethodStyle
+from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
@@ -72,7 +73,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         forest.draw_differences(panel, finals, WHOLE, labels)
         if panel is not below[0]:
             panel.set_yticklabels([])
-        notes.append(_remaining(finals, forest.base_of(trained)))
+        notes.append(_remaining(finals, common_base(trained)))
     if compared:
         notes.insert(1, "below: final loss against MKOR's, paired by seed, with its interval; dots are seeds")
         text = page.caption(results, runs, notes=[*page.precisions(rows), *notes])

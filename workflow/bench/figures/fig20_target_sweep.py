@@ -12,8 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import looks
-from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, target_sweep
-from workflow.bench.figures import _forest as forest
+from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, common_base, target_sweep
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.results.tables import NoDataError, Results
@@ -58,7 +57,7 @@ def sweeps_of(results: Results) -> tuple[list[Shown], list[str]]:
         metrics = results.metrics(name) if len(aimed) else pd.DataFrame()
         for _, rows in aimed.groupby(["workload", "dataset"], sort=False):
             try:
-                if (base := forest.base_of(rows)) is None:
+                if (base := common_base(rows)) is None:
                     raise NoSweepError("has no run of a base optimizer")
                 shown.append(Shown(name, target_sweep(rows, metrics, base), rows))
             except NoSweepError as problem:

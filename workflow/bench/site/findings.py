@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final, NamedTuple
 
-from workflow.bench.analysis.captions import INERT
+from workflow.bench.analysis.captions import INERT, inert_labels
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.archive import SUFFIX, read_archive
 from workflow.bench.results.rows import read_csv
@@ -281,11 +281,12 @@ def _inert(kept: Kept) -> str:
     places = {"resnet50_imagenet": "ResNet", "autoencoder_lamb": "the autoencoder", "alexnet_cifar100": "AlexNet"}
     phrases = []
     for experiment, name in places.items():
-        cosines: dict[str, list[float]] = {}
-        for row in kept.rows(f"{experiment}.runs"):
-            if row["direction_cosine"] and row["status"] == "finished":
-                cosines.setdefault(row["optimizer"], []).append(float(row["direction_cosine"]))
-        if labels := sorted(label for label, values in cosines.items() if median(values) >= INERT):
+        cosines = (
+            (row["optimizer"], float(row["direction_cosine"]))
+            for row in kept.rows(f"{experiment}.runs")
+            if row["direction_cosine"] and row["status"] == "finished"
+        )
+        if labels := inert_labels(cosines):
             phrases.append(f"{', '.join(f'`{label}`' for label in labels)} on {name}")
     need(phrases, "no method is inert")
     return (

@@ -11,10 +11,9 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.estimates import studies_of
-from workflow.bench.analysis.field import common_base
 from workflow.bench.analysis.final_quality import break_even
 from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes, Training, mean_seconds, time_ratio
-from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, TargetSweep, target_sweep
+from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, TargetSweep, common_base, target_sweep
 from workflow.bench.analysis.time_to_target import (
     Configuration,
     budgets,
