@@ -77,8 +77,8 @@ partial: $(INSTALLED) ## draw every artefact that has data while runs are missin
 
 ##@ Measure and compare machines and optimizers
 
-timing: $(INSTALLED) ## measure time, memory and bytes of a step; 4 minutes. On a busy machine: WAIT=minutes ANYWAY=1
-	$(BIN)/python -m workflow.bench.timing --cores $(call quoted,$(value CORES)) $(if $(value WAIT),--wait=$(call quoted,$(value WAIT))) $(if $(value ANYWAY),--anyway)
+timing: $(INSTALLED) ## measure time, memory and bytes of a step; 4 minutes. On a busy machine: WAIT=minutes ANYWAY=1; TIER=...
+	$(BIN)/python -m workflow.bench.timing --cores $(call quoted,$(value CORES)) $(if $(value TIER),--tier=$(call quoted,$(value TIER))) $(if $(value WAIT),--wait=$(call quoted,$(value WAIT))) $(if $(value ANYWAY),--anyway)
 
 compare: $(INSTALLED) ## compare this machine with results/reference and FOLDERS="results/<hardware>/<tier> ..."; TIER=...
 	$(BIN)/python -m workflow.bench.compare $(call quoted_words,$(value FOLDERS)) $(if $(value TIER),--tier=$(call quoted,$(value TIER)))

@@ -6,6 +6,7 @@ A file of rows also has the version of the code that measured them.
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +44,8 @@ def run(
         columns: the columns of the rows, of a probe that may have none to write.
         optimizers: labels that are measured by default. The option ``--optimizers`` replaces them.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m workflow.bench.probes.{name}")
+    about = inspect.getdoc(inspect.getmodule(measure)) or ""
+    parser = argparse.ArgumentParser(prog=f"python -m workflow.bench.probes.{name}", description=about.split("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the CSV file to write")
     add_arguments(parser)
     if optimizers:
