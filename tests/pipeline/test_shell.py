@@ -91,7 +91,7 @@ MADE = {
     "compare": ["python", "-m", "workflow.bench.compare", "WORDS", "--tier=TEXT"],
     "tune": ["python", "-m", "workflow.bench.tune", "WORDS", "--label", "WORDS", "--tier=TEXT", "--jobs=TEXT"],
     "crate": ["python", "-m", "workflow.bench.crate", "--tier=TEXT"],
-    "timing": ["python", "-m", "workflow.bench.timing", "--cores", "TEXT", "--wait=TEXT", "--anyway"],
+    "timing": ["python", "-m", "workflow.bench.timing", "--cores", "TEXT", "--tier=TEXT", "--wait=TEXT", "--anyway"],
     "test-mutations": ["python", "-m", "tests.mutation", "WORDS", "--sample", "TEXT", "--workers", "TEXT"],
 }
 """The commands of make's targets, where variables of a user stand for words or for one text."""
