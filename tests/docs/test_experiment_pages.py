@@ -38,6 +38,8 @@ def facts(block: dict[str, Any]) -> str:
         swept = [f"{name} {', '.join(map(str, given))}" for name, given in values.items()]
         optimizers.append(f"`{label_of(entry)}`" + (f" ({'; '.join(swept)})" if swept else ""))
     name = f"`{block['workload']['name']}`, {workload['dataset']}"
+    if workload.get("centred_inputs"):
+        name += ", centred inputs"
     return f"| {name} | {batch} | {block['steps']:,} | {len(block['seeds'])} | {target} | {', '.join(optimizers)} |"
 
 
