@@ -17,7 +17,7 @@ LANGUAGE, *_ = WORKLOADS
 
 def write_claim(folder: Path, parts: dict[str, str], verdict: str = "refuted", **row: str) -> Path:
     """Write a reference with one claim, C20, which needs no runs."""
-    keys = ("id", "verdict", "claim", "quantity", "published", "measured", "data")
+    keys = ("id", "verdict", "claim", "proxy", "quantity", "unit", "threshold", "wording", "published", "measured")
     claim = dict.fromkeys(keys, "") | {"id": "C20", "verdict": verdict, "quantity": "a quantity"} | row
     write_csv(folder / "tables" / "claims.csv", list(claim), [claim])
     rows = [{"id": claim["id"], "part": name, "verdict": verdict, "value": value} for name, value in parts.items()]
@@ -50,14 +50,15 @@ def test_a_claim_s_values_are_listed_or_their_range(tmp_path, parts, measured, s
 
 def test_a_row_has_unit_threshold_and_published_number(tmp_path):
     about = {"unit": "ratio", "threshold": "holds above 1", "published": "2.57", "measured": "1"}
+    about |= {"proxy": "random vectors", "wording": "does not hold (mathematics)"}
     folder = write_claim(tmp_path / "evidence", {"": "1"}, **about)
     name, claim, proxy, quantity, verdict = cells(folder)
-    assert (name, proxy) == ("C20", "no model: random vectors")
+    assert (name, proxy) == ("C20", "random vectors")
     assert claim.endswith(" (2.57)")
     assert quantity == "a quantity (ratio; holds above 1): 1"
     assert verdict == "does not hold (mathematics)"
     untested = write_claim(tmp_path / "other", {}, "not tested", published="4 of 4 rates converge")
-    assert cells(untested)[3:] == ["–", "not tested"]
+    assert cells(untested)[2:] == ["–", "–", ""]
     assert "4 of 4" not in cells(untested)[1]
 
 

@@ -147,11 +147,12 @@ def _printed_rule(kept: Kept) -> str:
 
 def _fewer_iterations(kept: Kept) -> str:
     steps, time = (kept.parts.get(claim, {}) for claim in ("C03", "C01"))
-    need(steps and all(one.high < 1 for one in steps.values()), "C03 is not below 1 in all parts")
+    need(steps and all(one.value < 1 for one in steps.values()), "C03 is not below 1 in all parts")
+    need(any(one.high < 1 for one in steps.values()), "C03 has 1 in the interval of every part")
     need(time, "C01 has no interval")
     lamb, mkor, hybrid, kaisa = (row["ms a step"] for row in kept.times("autoencoder_lamb", *_OVER_LAMB))
     return (
-        f"On small models MKOR takes {_listed(steps)} of LAMB's iterations (C03; the paper: 0.65). LAMB takes "
+        f"To LAMB's final quality MKOR takes {_listed(steps)} of LAMB's iterations (C03; the paper: 0.65). LAMB takes "
         f"{_listed(time)} of MKOR-H's time (C01; the paper: 2.57): a step of the small autoencoder is mostly overhead "
         f"(LAMB {lamb} ms, MKOR {mkor}, MKOR-H {hybrid}, KAISA {kaisa}).{_break_even(kept, list(time))}"
     )
@@ -218,7 +219,6 @@ def _rank_one(kept: Kept) -> str:
         [kept.of_claim(claim, *(f"{model} {side}" for model in models)) for side in ("activations", "gradients")]
         for claim in ("C14", "C15")
     )
-    need(all(one.value < other.value for one, other in zip(*errors, strict=True)), "gradients are as near rank 1")
     need(all(one.value > other.value for one, other in zip(*shares, strict=True)), "their means capture as much")
     changes = [
         float(row["direction_change"])
@@ -230,10 +230,10 @@ def _rank_one(kept: Kept) -> str:
         [", ".join(number(one.value) for one in side) for side in of_claim] for of_claim in (errors, shares)
     )
     return (
-        f"The best rank-1 matrix misses up to {missed} of the norm for activations of {', '.join(models.values())} and "
-        f"{more} for gradients (C14); of its energy the mean vector captures {captured} and {less} (C15). Mean "
-        "gradients are so small that J_L, the factor made of them, turns no layer's gradient by more than "
-        f"1 − cos = {max(changes):.1e} (`fig18_factors`)."
+        f"Of the best rank-1 matrix's energy the mean vector captures {captured} for activations of "
+        f"{', '.join(models.values())} and {less} for gradients (C15); that matrix misses up to {missed} and {more} of "
+        "the norm (C14). Mean gradients are so small that J_L, the factor made of them, turns no layer's gradient by "
+        f"more than 1 − cos = {max(changes):.1e} (`fig18_factors`)."
     )
 
 
@@ -242,6 +242,15 @@ def _alexnet(kept: Kept) -> str:
     need(all(one.low > 1 for one in rivals), "C19 is not above 1 for every rival")
     sgd, hylo, kaisa = rivals
     return f"SGD takes {sgd} times MKOR's time to equal training accuracy, HyLo {hylo}, KAISA {kaisa} (C19)."
+
+
+def _scores(kept: Kept) -> str:
+    ((mkor, *_), (kaisa, *_)) = (kept.of_claim(claim) for claim in ("C04", "C05"))
+    need(mkor.low > 0 and kaisa.low > 0, "C04 and C05 are not both above 0")
+    return (
+        f"After fine-tuning, the average score of BERT that MKOR pre-trained is {mkor} above that of LAMB's (C04; the "
+        f"paper: 0.019). KAISA's is {kaisa} above it, not below (C05). These intervals are over seeds."
+    )
 
 
 def _learning_rate(kept: Kept) -> str:
@@ -320,11 +329,12 @@ def _ladder(kept: Kept) -> str:
 
 FINDINGS: Final[Mapping[str, Callable[[Kept], str]]] = {
     "The printed update rule is not the one that works.": _printed_rule,
-    "MKOR needs fewer iterations than LAMB; whether that saves time depends on the cost of a step.": _fewer_iterations,
+    "Whether MKOR beats LAMB depends on the model and on the cost of a step.": _fewer_iterations,
     "Newer optimizers need fewer iterations still.": _newer,
     "MKOR's factor updates are cheap, its preconditioning is not.": _cheap_updates,
-    "Activations are nearer to rank 1 than gradients; here MKOR's left factor has no effect.": _rank_one,
+    "A mean vector stands for activations, not for gradients; here MKOR's left factor has no effect.": _rank_one,
     "On AlexNet MKOR is faster than the paper's rivals.": _alexnet,
+    "Both MKOR and KAISA pre-train better than LAMB.": _scores,
     "How much of KAISA's gain MKOR keeps.": _ladder,
     "MKOR is not the least sensitive to the learning rate.": _learning_rate,
     "With both sides acting MKOR needs fewer iterations on the autoencoder.": _both_sides,

@@ -10,15 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from workflow.bench.analysis.wording import number
 from workflow.bench.claims import published_sizes
-from workflow.bench.claims.decision import Part, Verdict
-from workflow.bench.claims.proxies import proxies_of, worded
 from workflow.bench.plan.artefacts import describe
 from workflow.bench.results.rows import read_csv
-from workflow.bench.results.tables import Results, published
+from workflow.bench.results.tables import published
 from workflow.bench.site.findings import FIRST, Kept, findings
 from workflow.bench.site.leaders import own_base
 from workflow.bench.support.config import ROOT, ConfigError, read_mapping, shown_path
@@ -58,8 +56,6 @@ class Facts:
     """The reference behind claims, findings and picture."""
     field: Path
     """The reference behind the table of optimizers."""
-    note: str = ""
-    """What readers must know of these references; empty once they are current."""
 
     @classmethod
     def read(cls, file: Path = FACTS) -> Facts:
@@ -73,7 +69,7 @@ class Facts:
             evidence, field = (ROOT / content["references"][tier] for tier in ("evidence", "field"))
             # Templates read these, too: a missing one is named here.
             _ = [content["measured"][name] for name in MEASURED], content["takes"]["evidence"]
-            facts = cls(content["measured"], content["takes"], evidence, field, content["references"].get("note", ""))
+            facts = cls(content["measured"], content["takes"], evidence, field)
         except KeyError as missing:
             raise ConfigError(f"{shown_path(file)}: lacks the entry {missing}") from None
         for folder, table in ((facts.evidence, "claims"), (facts.field, "field_results")):
@@ -149,9 +145,8 @@ def about_claims(facts: Facts) -> str:
         "In the table a verdict names the proxy.",
         f"Intervals, margins and reasons are in the reference's [claims.md]({folder}/tables/claims.md);",
         "[how to read a verdict](docs/results.md#how-to-read-a-verdict).",
-        facts.note.strip(),
     )
-    return " ".join(filter(None, sentences))
+    return " ".join(sentences)
 
 
 def claims_table(reference: Path) -> Iterator[str]:
@@ -164,17 +159,12 @@ def claims_table(reference: Path) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for row in read_csv(reference / "tables" / "claims.csv"):
         text, own = texts[row["id"]], parts.get(row["id"], [])
-        # References from before these columns name all models that a claim's numbers come from.
-        proxy = row["proxy"] if "proxy" in row else proxies_of(row["id"], row["data"], Results(reference))
-        # The verdicts in a file are those that a decision had.
-        judged = [Part(part["part"], cast(Verdict, part["verdict"]), "") for part in own]
-        said = row.get("wording", worded(judged, proxy, reference.name, text["concedes"]))
         # An order of growth or a formula is part of the claim already.
         claim = f"{text['short']} ({row['published']})" if published_sizes(row["published"]) else text["short"]
         # There the unit is among the words of the quantity.
-        quantity = f"{row['quantity']} ({row['unit']}; {row['threshold']})" if row.get("unit") else row["quantity"]
+        quantity = f"{row['quantity']} ({row['unit']}; {row['threshold']})" if row["unit"] else row["quantity"]
         measured = _measured(row, own)
-        cells = (row["id"], claim, proxy or "–", f"{quantity}: {measured}" if measured else "–", said)
+        cells = (row["id"], claim, row["proxy"] or "–", f"{quantity}: {measured}" if measured else "–", row["wording"])
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
