@@ -35,7 +35,7 @@ def parts(*verdicts: Verdict, names: str = "abc") -> list[Part]:
             "C01",
             "bert_pretraining.runs.csv: runs a; autoencoder_lamb.runs.csv: runs b; bert_squad.runs.csv: runs c; "
             "probes/step_time.csv: experiment=x",
-            "BERT 4x128 on docstrings; autoencoder on digits",
+            "BERT 2x64 on docstrings; autoencoder on digits",
         ),
         ("C06", "resnet50_imagenet.runs.csv: runs a; resnet50_imagenet.csv: runs a", "ResNet-20 on glyphs"),
         ("C11", "probes/cost_scaling.csv: optimizer=mkor, kaisa, part=factor", "one layer, d = 256 to 4,096"),

@@ -31,9 +31,10 @@ from tests.support.figures import (
 from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_training import SECONDS, accuracy, accuracy_rows, training_parts, write_training
 from workflow.bench.analysis import looks
+from workflow.bench.analysis.step_times import Timed
 from workflow.bench.figures import _page
 from workflow.bench.figures._panels import ended, targets
-from workflow.bench.figures.fig11_training_time import contests, equal_levels, to_level
+from workflow.bench.figures.fig11_training_time import TimeContest, _message, contests, equal_levels, to_level
 from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.tables import Results, published
@@ -238,6 +239,18 @@ def test_a_run_that_ended_before_the_other_reached_the_level_has_no_ratio(result
     short = runs.assign(train_seconds=runs["train_seconds"].where(runs["optimizer"] != "sgd", 0.1))
     found = contests(short, rows[rows["optimizer"] != "sgd"])["sgd", "mkor"]
     assert (found.ratio, found.rival_never) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("contest", "said"),
+    [
+        (TimeContest(None, (), rival_never=5, contender_never=0, seeds=8), "SGD there in 3 of 8 runs"),
+        (TimeContest(None, (), rival_never=5, contender_never=8, seeds=8), "MKOR there in 0 of 8 runs"),
+    ],
+)
+def test_figure_11_says_how_many_runs_got_there_if_there_is_no_ratio(contest, said):
+    timed = Timed(pd.DataFrame({"workload": ["alexnet"]}), pd.DataFrame())
+    assert _message({"x": {("sgd", "mkor"): contest}}, {"x": timed}).endswith(f"AlexNet: {said}")
 
 
 def test_figure_11_has_the_published_speedups_beside_the_measured_ones(drawn):

@@ -224,7 +224,7 @@ def _rising(losses: pd.DataFrame) -> str:
 
 
 def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], experiments: Mapping[str, Timed]) -> str:
-    """Return the title: SGD's time over MKOR's by workload, or which of the two never got there."""
+    """Return the title: SGD's time over MKOR's by workload, or how many runs of the one that was short got there."""
     phrases = []
     for name, by_pair in measured.items():
         contest = by_pair.get(("sgd", "mkor"))
@@ -232,8 +232,9 @@ def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], expe
             continue
         model = looks.workload_name(str(experiments[name].runs["workload"].iloc[0]))
         finite = contest.ratio is not None and 0 < contest.ratio.value < math.inf
-        never = "MKOR never there" if contest.contender_never else "SGD never there"
-        phrases.append(f"{model} {contest.ratio.value:.2f}" if finite and contest.ratio else f"{model}: {never}")
+        who, never = ("MKOR", contest.contender_never) if contest.contender_never else ("SGD", contest.rival_never)
+        arrived = f"{who} there in {contest.seeds - never} of {contest.seeds} runs"
+        phrases.append(f"{model} {contest.ratio.value:.2f}" if finite and contest.ratio else f"{model}: {arrived}")
     return f"SGD's time over MKOR's to equal training accuracy: {'; '.join(phrases)}" if phrases else ""
 
 
