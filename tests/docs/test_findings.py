@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -78,6 +79,8 @@ def field(experiment: str, optimizer: str, quantity: str = "steps") -> str:
 
 
 CLAIMS = ("C14", "C15")
+PRETRAINED = ("KAISA", "MKOR", "LAMB", "MKOR-H")
+"""From the smallest learning rate of pre-training to the largest."""
 
 
 def phrases_of(parts: dict[tuple[str, str], str]) -> dict[str, list[str]]:
@@ -85,6 +88,15 @@ def phrases_of(parts: dict[tuple[str, str], str]) -> dict[str, list[str]]:
     rows = times("autoencoder_lamb")
     ms, steps = ({label: row[column] for label, row in rows.items()} for column in ("ms a step", "iterations"))
     losses = {label: f"{loss:.2f}" for label, loss in last_losses("bert_pretraining").items()}
+    small, named = (
+        last_losses("bert_pretraining_small"),
+        [(name, name.lower().replace("-", "_")) for name in PRETRAINED],
+    )
+    chosen = {
+        row["optimizer"]: json.loads(row["hyperparameters"])["lr"]
+        for row in read_csv(EVIDENCE / "bert_pretraining_small.runs.csv")
+    }
+    rates = [(name, number(chosen[label])) for name, label in named]
     factor = {label: [milliseconds(label, "factor", d) for d in (256, 4096)] for label in ("mkor", "kaisa")}
     window = [milliseconds("mkor_windowed", part, 4096) for part in ("factor", "precondition")]
     sides = [
@@ -120,9 +132,9 @@ def phrases_of(parts: dict[tuple[str, str], str]) -> dict[str, list[str]]:
             f"the mean vector captures {sides[0][1]} for activations of autoencoder, BERT, ResNet and {sides[1][1]} "
             f"for gradients (C15); that matrix misses up to {sides[0][0]} and {sides[1][0]} of the norm (C14)",
         ],
-        "pre-train better": [
-            f"MKOR pre-trained is {of('C04', '')} above that of LAMB's",
-            f"KAISA's is {of('C05', '')} above it",
+        "follow the rate of pre-training": [
+            f"({', '.join(f'{name} {rate}' for name, rate in rates)})",
+            f"({', '.join(f'{name} {number(small[label])}' for name, label in named)})",
         ],
         "On AlexNet MKOR": [
             f"SGD takes {of('C19', 'sgd/mkor')} times MKOR's time to equal training accuracy, HyLo "
