@@ -57,8 +57,9 @@ def test_a_row_has_unit_threshold_and_published_number(tmp_path):
     assert claim.endswith(" (2.57)")
     assert quantity == "a quantity (ratio; holds above 1): 1"
     assert verdict == "does not hold (mathematics)"
-    untested = write_claim(tmp_path / "other", {}, "not tested", published="4 of 4 rates converge")
-    assert cells(untested)[2:] == ["–", "–", ""]
+    about = {"published": "4 of 4 rates converge", "wording": "not tested"}
+    untested = write_claim(tmp_path / "other", {}, "not tested", **about)
+    assert cells(untested)[2:] == ["–", "–", "not tested"]
     assert "4 of 4" not in cells(untested)[1]
 
 

@@ -255,13 +255,13 @@ def _scores(kept: Kept) -> str:
     need(names.keys() <= table.keys() & rates.keys() & losses.keys(), "an optimizer of pre-training is missing")
     need(all(len(rates[label]) == 1 for label in names), "pre-training has several rates")
     scores = {label: float(table[label].partition(" [")[0]) for label in names}
-    order = sorted(names, key=lambda label: min(rates[label]))
+    rate = {label: min(rates[label]) for label in names}
+    order = sorted(names, key=rate.__getitem__)
     need(order == sorted(names, key=scores.__getitem__, reverse=True), "the scores are not in the order of the rates")
-    shown = (
-        " ".join(f"{names[label]} {number(of[label])}," for label in order).rstrip(",")
-        for of in (scores, {label: min(rates[label]) for label in names}, losses)
+    need(order != sorted(names, key=losses.__getitem__), "the scores are in the order of the losses, too")
+    scored, chosen, ended = (
+        ", ".join(f"{names[label]} {number(of[label])}" for label in order) for of in (scores, rate, losses)
     )
-    scored, chosen, ended = shown
     return (
         f"The average score of BERT after fine-tuning is, by the optimizer of pre-training, {scored}. That is the "
         f"order of the learning rates that one tuning study chose, the smallest first ({chosen}), and not of the "
