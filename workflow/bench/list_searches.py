@@ -13,7 +13,7 @@ from typing import Final
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import TunedOptimizer
 from workflow.bench.plan.tiers import read_tiers
-from workflow.bench.plan.tuned_values import is_of, read_records
+from workflow.bench.plan.tuned_values import current_record, read_records
 from workflow.bench.plan.tuning import end_of
 from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import CONFIG, ROOT
@@ -59,10 +59,9 @@ def searches(plan: Plan, config: Path = CONFIG) -> list[Search]:
     for experiment in plan.experiments.values():
         records = read_records(config / "tuned" / plan.tier.name / f"{experiment.name}.yaml")
         for optimizer in experiment.tuned_optimizers:
-            own = (record for record in records if is_of(record, optimizer.workload, optimizer.label))
-            # Trials with other ids are those of an earlier space, whose ends are no longer these.
-            current = (each for each in own if [study["trials"] for study in each["studies"]] == optimizer.trial_ids)
-            ends = next((_ends(optimizer, record["studies"]) for record in current), None)
+            # Other trials are those of an earlier space, whose ends are no longer these.
+            record = current_record(records, optimizer)
+            ends = _ends(optimizer, record["studies"]) if record else None
             found.append(Search(experiment.name, optimizer, ends))
     return found
 

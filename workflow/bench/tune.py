@@ -11,8 +11,8 @@ from typing import Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Experiment, Run, TunedOptimizer
-from workflow.bench.plan.tuned_values import read_records
-from workflow.bench.results.trials import is_published, publish
+from workflow.bench.plan.tuned_values import current_record, read_records
+from workflow.bench.results.trials import publish
 from workflow.bench.support.command_line import (
     FAILURES,
     check_option,
@@ -63,7 +63,7 @@ def _tune(options: argparse.Namespace) -> int | None:
         optimizers = [
             optimizer
             for optimizer in experiment.tuned_optimizers
-            if optimizer.label in labels and not is_published(optimizer, known)
+            if optimizer.label in labels and current_record(known, optimizer) is None
         ]
         trials = list(dict.fromkeys(trial.run for optimizer in optimizers for trial in optimizer.trials))
         print(_announced(plan, experiment, optimizers, trials, jobs), flush=True)

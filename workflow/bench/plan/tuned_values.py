@@ -35,6 +35,15 @@ def is_of(record: Mapping[str, Any], workload: Mapping[str, Any], label: str, by
     return same and bool(record["label"] == label)
 
 
+def current_record(records: Sequence[Mapping[str, Any]], optimizer: TunedOptimizer) -> Mapping[str, Any] | None:
+    """Return the record that an optimizer's trials of today made; None if there is none, or one of other trials."""
+    for record in records:
+        of_today = [study["trials"] for study in record["studies"]] == optimizer.trial_ids
+        if of_today and is_of(record, optimizer.workload, optimizer.label):
+            return record
+    return None
+
+
 class UnfinishedError(ConfigError):
     """An experiment needs tuned values that are not there yet."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,6 @@ def score(plan: Plan, ranking: Ranking, trial: Trial) -> Score:
     crossing = ranking.target.crossing(rows) if ranking.target else None
     return Score(
         trial, record.status, float(rows[-1]["value"]) if rows else math.nan, crossing.step if crossing else None
-    )
-
-
-def is_published(optimizer: TunedOptimizer, records: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a file of tuned values, given by its records, has an optimizer's record from today's trials."""
-    return any(
-        is_of(record, optimizer.workload, optimizer.label)
-        and [study["trials"] for study in record["studies"]] == optimizer.trial_ids
-        for record in records
     )
 
 
