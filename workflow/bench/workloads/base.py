@@ -175,15 +175,16 @@ class Workload(ABC):
 
 
 CENTRING_DECAY: Final = 0.9
-"""The weight of earlier batches in the mean that `centre_inputs` subtracts."""
+"""The weight of earlier batches in the mean that `centre_inputs` subtracts in evaluation mode."""
 
 
 def centre_inputs(model: nn.Module) -> None:
-    """Subtract a running mean from the inputs of each Linear and Conv2d: of a feature or, in a Conv2d, of a channel.
+    """Subtract the mean from the inputs of each Linear and Conv2d: of a feature or, in a Conv2d, of a channel.
 
-    The mean counts each earlier batch `CENTRING_DECAY` times the next one, and is updated in training mode, before it
-    is subtracted; it is a constant for the gradients. The layer computes ``W (x - mean) + b``, which changes what the
-    layer's parameters mean and not the functions that they can express.
+    This is mean-only batch normalization (Salimans and Kingma, 2016, section 4.1) of the inputs. In training mode the
+    mean is the batch's, and gradients flow through it; in evaluation mode it is a running mean that counts each earlier
+    batch `CENTRING_DECAY` times the next one. The layer computes ``W (x - mean) + b``, which changes what the layer's
+    parameters mean and not the functions that they can express.
     """
     for layer in model.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
@@ -196,12 +197,16 @@ def centre_inputs(model: nn.Module) -> None:
 def _centred(layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
     (x,) = inputs  # [..., features] or [n, channels, height, width]
     total, weight = layer.get_buffer("input_sum"), layer.get_buffer("input_weight")
-    channels_last = x.movedim(1, -1) if isinstance(layer, nn.Conv2d) else x
     if layer.training:
+        channels_last = x.movedim(1, -1) if isinstance(layer, nn.Conv2d) else x
+        # With its gradient: a mean that is a constant for the gradient follows the biases, whose steps then do not
+        # descend, and the loss rises above that of a constant prediction.
+        mean = channels_last.flatten(0, -2).mean(0)
         with torch.no_grad():
-            total.lerp_(channels_last.detach().flatten(0, -2).mean(0).to(total.dtype), 1 - CENTRING_DECAY)
+            total.lerp_(mean.to(total.dtype), 1 - CENTRING_DECAY)
             weight.lerp_(torch.ones_like(weight), 1 - CENTRING_DECAY)
-    mean = (total / weight.clamp(min=torch.finfo(weight.dtype).tiny)).to(x.dtype)
+    else:
+        mean = (total / weight.clamp(min=torch.finfo(weight.dtype).tiny)).to(x.dtype)
     return x - (mean[:, None, None] if isinstance(layer, nn.Conv2d) else mean)
 
 
