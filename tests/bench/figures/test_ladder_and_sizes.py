@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from tests.support.figures import caption_of, figure_of, legend_of, lines_of, texts_in, xs, ys
 from tests.support.synthetic_ladder import (
+    CENTRED,
     ITERATIONS,
     LADDER,
     SIZES,
@@ -30,7 +31,7 @@ from tests.support.synthetic_ladder import (
     write_widths,
 )
 from workflow.bench.analysis import looks
-from workflow.bench.analysis.ladder import BASES, RUNGS
+from workflow.bench.analysis.ladder import BASES, CENTRING, RUNGS
 from workflow.bench.figures.fig21_ladder import _LOOKS
 from workflow.bench.make_artefact import main
 from workflow.bench.results.tables import Results
@@ -68,7 +69,7 @@ def test_fig21_draws_the_shares_of_kfac_s_gain_in_a_row_for_each_rung(draw):
         "Autoencoder data (Autoencoder)",
         "Alexnet data (AlexNet)",
     ]
-    speeds = LADDER["autoencoder", "sgd", False]
+    speeds = {CENTRING: CENTRED, **LADDER["autoencoder", "sgd", False]}
     shown = markers(autoencoder, "sgd", hollow=False)
     truth = {row: 100 * math.log(speeds[rung]) / math.log(4) for row, rung in enumerate([*RUNGS][:-1])}
     assert {round(row): value for row, value in shown.items()} == pytest.approx(truth)
@@ -173,7 +174,11 @@ def test_the_ladder_s_table_has_a_row_for_each_rung(root: Path, tmp_path: Path):
     assert main(["ladder", "--results", str(root), "--out-dir", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "ladder.csv", dtype=str, keep_default_na=False)
     rows = table.set_index(["workload", "base", "inputs", "label"])
-    assert len(rows) == sum(map(len, LADDER.values()))
+    # A base optimizer with centred inputs is a rung over itself with plain ones.
+    assert len(rows) == sum(map(len, LADDER.values())) + sum(centred for *_, centred in LADDER)
+    alone = rows.loc["alexnet", "adamw", "centred", "centred_adamw"]
+    assert alone["iterations / base"].startswith(f"{1 / CENTRED:.3g} [")
+    assert len(alone["data"].removeprefix("ladder.runs.csv: runs ").split(", ")) == 9
     mac = rows.loc["autoencoder", "sgd", "plain", "mac"]
     assert mac["iterations / base"].startswith("0.5 [0.4")
     assert mac["share of KFAC's gain"].startswith("0.5 [0.")

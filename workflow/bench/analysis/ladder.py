@@ -23,7 +23,10 @@ from workflow.bench.results.tables import Results
 EXPERIMENT: Final = "ladder"
 BASES: Final[Mapping[str, str]] = {"sgd": "", "adamw": "_adamw"}
 """The suffix of the labels over each base optimizer."""
+CENTRING: Final = "centred"
+"""The base optimizer itself on centred inputs, as a rung of the ladder with plain ones."""
 RUNGS: Final[Mapping[str, str]] = {
+    CENTRING: "centring alone",
     "mac": "MAC",
     "one_vector": "one vector",
     "one_side": "one side",
@@ -37,8 +40,9 @@ TOP: Final = "kfac"
 STEPS: Final[Mapping[str, tuple[str, str]]] = {
     "MKOR's left factor": ("mkor", "one_side"),
     "MKOR's memory": ("one_side", "one_vector"),
+    "MKOR in place of centring": ("mkor", CENTRING),
 }
-"""What may be worth something: the rung that has it, and the one that lacks it."""
+"""What may be worth something: the rung that has it, and the one that it is compared with."""
 NAMES: Final = {"sgd": "SGD", "adamw": "AdamW"}
 NO_GAIN: Final = "KFAC gains nothing"
 HALF: Final = 0.5
@@ -57,7 +61,7 @@ class Ladder:
     base: str
     centred: bool
     runs: pd.DataFrame
-    """Its rows of ``ladder.runs.csv`` that have ended."""
+    """Its rows of ``ladder.runs.csv`` that have ended; with plain inputs those of the rung `CENTRING`, too."""
     sweep: TargetSweep
 
     @property
@@ -115,10 +119,13 @@ def ladders(results: Results) -> tuple[list[Ladder], list[str]]:
         for base, suffix in BASES.items():
             labels = [base, *(f"{rung}{suffix}" for rung in RUNGS)]
             for inputs in (False, True):
-                chosen = (runs["workload"] == workload) & (centred == inputs) & runs["optimizer"].isin(labels)
-                if not chosen.any():
+                here = runs["workload"] == workload
+                rows = runs[here & (centred == inputs) & runs["optimizer"].isin(labels)]
+                if rows.empty:
                     continue
-                rows = runs[chosen]
+                if not inputs:
+                    of_base = runs[here & centred & (runs["optimizer"] == base)]
+                    rows = pd.concat([rows, of_base.assign(optimizer=f"{CENTRING}{suffix}")])
                 of_runs = metrics[metrics["run"].isin(rows["run"])]
                 try:
                     found.append(Ladder(workload, base, inputs, rows, target_sweep(rows, of_runs, base)))
@@ -127,6 +134,13 @@ def ladders(results: Results) -> tuple[list[Ladder], list[str]]:
     if not found:
         raise nothing_to_compare(results, EXPERIMENT, left_out)
     return found, left_out
+
+
+def runs_of(found: Iterable[Ladder]) -> pd.DataFrame:
+    """Return the runs of all ladders, each once under its own label."""
+    runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
+    # A base optimizer's runs with centred inputs are in two ladders.
+    return runs[~runs["optimizer"].isin([f"{CENTRING}{suffix}" for suffix in BASES.values()])]
 
 
 def inputs_name(*, centred: bool) -> str:

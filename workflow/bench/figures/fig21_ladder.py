@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import looks
@@ -21,6 +20,7 @@ from workflow.bench.analysis.ladder import (
     in_general,
     ladders,
     predictions,
+    runs_of,
     sentences,
 )
 from workflow.bench.figures import _forest as forest
@@ -41,7 +41,7 @@ _ENDS: Final = ("mkor", "both_sides", TOP)
 _NOTES: Final = (
     "Above: gain of a rung over gain of KFAC; a gain is the logarithm of the base optimizer's iterations over the "
     "rung's, the mean over the sweep's targets; Fieller's interval over tuning studies, which may leave the panel; no "
-    "marker where the interval of KFAC's own gain reaches 0",
+    "marker where the interval of KFAC's own gain reaches 0. Centring alone is the base optimizer with centred inputs",
     "Below: iterations over those of the base optimizer with the same inputs, geometric mean over targets, seeds and "
     "studies, t interval over studies; below 1 saves iterations. Above each panel: what the runs say of the prediction",
 )
@@ -74,7 +74,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend.append(page.guide_entry(f"{shown_level()} interval", color="#777777", linewidth=1.6))
     notes = [*_NOTES, *sentences(found, looks.workload_name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
-    runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
+    runs = runs_of(found)
     text = page.caption(results, runs, notes=notes, summarized=False)
     reading = "Above: KFAC is 100 %. Below: left of 1 is faster."
     return page.save(figure, folder, "fig21_ladder", legend, text, _message(found), reading, columns=5)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.ladder import TOP, Ladder, inputs_name, ladders, predictions, sentences
+from workflow.bench.analysis.ladder import CENTRING, TOP, Ladder, inputs_name, ladders, predictions, runs_of, sentences
 from workflow.bench.analysis.wording import estimated
 from workflow.bench.results.sources import Sources, from_runs
 from workflow.bench.results.tables import Results
@@ -18,7 +18,8 @@ EXPERIMENTS = ("ladder",)
 
 _NOTES: Final = (
     "Iterations over the base's are geometric means over the sweep's targets and seeds, below 1 in favor of the rung, "
-    "with a t interval over tuning studies; the base is trained with the same inputs",
+    "with a t interval over tuning studies; the base is trained with the same inputs, but for the rung centred, which "
+    "is the base optimizer with centred inputs over itself with plain ones",
     "A gain is the logarithm of the base's iterations over the rung's. The share of KFAC's gain is the ratio of the "
     "means of both gains, with Fieller's interval over studies. It is undefined where the interval of KFAC's gain "
     "reaches 0. Gain left by centring: MKOR's gain with centred inputs over that with plain ones",
@@ -38,7 +39,7 @@ def make(results: Results, folder: Path) -> list[Path]:
                 row |= {"gain left by centring": estimated(prediction.kept), "prediction": prediction.decision}
             rows.append(row | {"data": _data(ladder, rung)})
     notes = [*_NOTES, *sentences(found, str), *([f"Not shown: {'; '.join(left_out)}"] if left_out else [])]
-    runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
+    runs = runs_of(found)
     title, text = "The ladder from a mean input to KFAC", caption(results, runs, notes=notes, summarized=False)
     return write_table(pd.DataFrame(rows), folder, "ladder", title=title, caption=text)
 
@@ -47,7 +48,7 @@ def _row(ladder: Ladder, rung: str) -> dict[str, Any]:
     return {
         "workload": ladder.workload,
         "base": ladder.base,
-        "inputs": inputs_name(centred=ladder.centred),
+        "inputs": inputs_name(centred=ladder.centred or rung == CENTRING),
         "label": ladder.label(rung),
         "targets": len(ladder.sweep.targets),
         "studies": len(ladder.gains[rung]),
