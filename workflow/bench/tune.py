@@ -82,12 +82,13 @@ def _announced(
 ) -> str:
     """Return what is about to be trained, and how much of it is done."""
     if not optimizers:
-        return f"{experiment.name} at tier {plan.tier.name}: the values of all its optimizers are of today's trials"
+        return f"{experiment.name} at tier {plan.tier.name}: nothing to tune, its values are of today's trials"
     done = sum(is_done(RunFolder.of(plan.results, run.id), run, needs_weights=False) for run in trials)
     studies = sorted({len(optimizer.studies) for optimizer in optimizers})
     processes = "1 process" if jobs == 1 else f"{jobs} processes"
+    tuned = "1 optimizer" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
     return (
-        f"{experiment.name} at tier {plan.tier.name}: {len(trials)} trials of {len(optimizers)} optimizers in "
+        f"{experiment.name} at tier {plan.tier.name}: {len(trials)} trials of {tuned} in "
         f"{' or '.join(map(str, studies))} {'study' if studies == [1] else 'studies'}, {done} done; {processes}"
     )
 

@@ -196,14 +196,14 @@ def test_missing_skips_optimizers_whose_values_another_machine_tuned(folder: Pat
     assert files_of(folder) == pieced
     capsys.readouterr()
     assert call(folder, "one", "--missing") == 0
-    assert capsys.readouterr().out.startswith("one at tier embedded: the values of all its optimizers are of today's")
+    assert capsys.readouterr().out.startswith("one at tier embedded: nothing to tune, its values are of today's trials")
 
     # Values of other trials are not today's.
     values = yaml.safe_load((folder / "tuned" / "embedded" / "one.yaml").read_text())
     values[0]["studies"][0]["trials"].reverse()
     (folder / "tuned" / "embedded" / "one.yaml").write_text(yaml.safe_dump(values))
     assert call(folder, "one", "--missing") == 0
-    assert capsys.readouterr().out.startswith("one at tier embedded: 6 trials of 1 optimizers in 2 studies, 6 done")
+    assert capsys.readouterr().out.startswith("one at tier embedded: 6 trials of 1 optimizer in 2 studies, 6 done")
 
 
 def test_several_processes_share_the_trials_and_stop_when_asked(folder: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 
 from workflow.bench.plan import rank_shares
@@ -36,7 +37,9 @@ def _print_plan(options: argparse.Namespace) -> None:
     for line in rank_shares.lines(plan, lambda _: rank_shares.Allocation(plan.tier.ranks, plan.tier.threads)):
         print(line)
     for note in plan.notes:
-        print(f"note: {note}")
+        # A note names its experiment, alone or as a file.
+        if not options.experiment or any(re.search(rf"\b{name}\b", note) for name in options.experiment):
+            print(f"note: {note}")
 
 
 if __name__ == "__main__":
