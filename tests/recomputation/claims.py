@@ -112,7 +112,9 @@ def score_difference(
     """C04, C05: average scores over the fine-tuning tasks."""
     if not glue.has(contender, reference):
         return []
-    found = difference(averages(glue, contender), averages(glue, reference), level)
+    # The study of a seed is that of its pre-training, the same for every task.
+    studies = glue.ended[glue.ended["optimizer"] == contender].groupby("seed")["study"].first()
+    found = difference(averages(glue, contender), averages(glue, reference), level, studies)
     return [judged("", found, given[0])] if found else []
 
 

@@ -59,10 +59,12 @@ def summary(values: np.ndarray, level: float) -> Found:
     return Found(float(np.median(values))) if np.isinf(values).any() else mean(values, level)
 
 
-def difference(left: pd.Series, right: pd.Series, level: float) -> Found | None:
-    """``left - right`` where both have a value; infinite on both sides tells nothing."""
-    values = (left - right).dropna().to_numpy(float)
-    return summary(values, level) if len(values) else None
+def difference(left: pd.Series, right: pd.Series, level: float, studies: pd.Series | None = None) -> Found | None:
+    """``left - right`` where both have a value, by study if there are several; infinite on both sides tells nothing."""
+    values = (left - right).dropna()
+    if studies is not None and (known := studies.reindex(values.index).dropna()).nunique() > 1:
+        values = values[known.index].groupby(known).mean().dropna()
+    return summary(values.to_numpy(float), level) if len(values) else None
 
 
 def ratio(above: pd.Series, below: pd.Series, level: float) -> Found | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +11,7 @@ import pytest
 from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_claims import conditions, fine_tuned
 from workflow.bench.analysis.finetuning_scores import pretraining_experiment
-from workflow.bench.claims.decision import Trained
+from workflow.bench.claims.decision import Decision, Trained
 from workflow.bench.claims.finetuning import decide_glue_average
 from workflow.bench.results.tables import Results
 
@@ -92,6 +93,21 @@ def test_an_open_verdict_says_how_many_seeds_would_show_the_published_difference
     why = decide_glue_average(glue, conditions("C04"), "mkor", 0.02).why
     assert "to see the published 0.02 in 80 % of cases takes about 16 seeds, of 2." in why
     assert "published" not in decide_glue_average(glue, conditions("C04"), "mkor").why
+
+
+def test_the_seeds_of_a_study_of_pretraining_are_one_unit():
+    """Truth: by study the differences are 0.05 and -0.03; by seed, as if independent, MKOR would be better."""
+    scores = {"lamb": [0.7] * 8, "mkor": [0.75, 0.67, 0.75, 0.75, 0.75, 0.75, 0.75, 0.75]}
+    metrics, runs = fine_tuned("bert_glue", scores)
+
+    def decided(studies: Mapping[int, int]) -> Decision:
+        glue = Trained("bert_glue", runs.assign(study=runs["seed"].map(studies)), metrics)
+        return decide_glue_average(glue, conditions("C04"), "mkor", 0.02)
+
+    assert decided(dict.fromkeys(range(8), 0)).verdict == "confirmed"
+    nested = decided({seed: int(seed == 1) for seed in range(8)})
+    assert (nested.verdict, nested.measured) == ("inconclusive", "0.01")
+    assert "studies, of 2." in nested.why
 
 
 def test_fine_tuning_starts_from_the_experiment_that_has_its_checkpoints(tmp_path: Path):

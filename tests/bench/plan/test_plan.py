@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines import available, method_class, module_of
-from tests.support.experiments import block, load, make_folder, optimizer, write
+from tests.support.experiments import block, load, make_folder, optimizer, options, write
 from workflow.bench.plan import Plan
 from workflow.bench.plan.__main__ import main
 from workflow.bench.plan.artefacts import describe, inputs, workloads_of
@@ -283,7 +283,7 @@ def test_an_experiment_may_take_the_tuned_values_of_another(folder: Path):
     assert {run.hyperparameters["lr"] for run in load(folder, tier="evidence").job("two", "sgd").runs} == {0.5}
 
 
-def test_an_experiment_without_its_tuned_values_leaves_the_others_in_the_plan(folder: Path):
+def test_an_experiment_without_its_tuned_values_leaves_the_others_in_the_plan(folder: Path, capsys):
     write(folder, "one", BLOCK)
     write(folder, "two", {**TUNED, "tuning": TUNING})
     write(folder, "three", {**BLOCK, "start_from": {"experiment": "two"}})
@@ -294,6 +294,14 @@ def test_an_experiment_without_its_tuned_values_leaves_the_others_in_the_plan(fo
     for name in ("two", "three"):  # the runs of three start from those of two
         with pytest.raises(ConfigError, match=re.escape(message)):
             plan.experiment(name)
+    # A listing of some experiments has the notes on these alone.
+    for asked, told in (([], True), (["one"], False)):
+        assert main([*asked, *options(folder)]) == 0
+        assert (message in capsys.readouterr().out) == told
+    # Its trials can be planned, and the plan of them lacks what starts from its runs.
+    searching = load(folder, for_tuning=True)
+    assert list(searching.experiments) == ["one", "two"]
+    assert searching.experiment("two").tuned_optimizers
     table = describe("tables", "table6_settings")  # of all experiments that can be trained
     measured = inputs(table, plan)["measured"]
     assert [name for name in ("one", "two", "three") if f"{plan.results}/{name}.csv" in measured] == ["one"]

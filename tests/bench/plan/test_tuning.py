@@ -179,6 +179,13 @@ def test_the_seeds_of_a_block_take_the_studies_in_turn(folder: Path):
             assert "for_tuning" not in planned.run.spec["workload"]
     assert len(plan.job("one", "mkor").planned) == 10
 
+    # What starts from a run has its rates in its weights, and is of its study.
+    after = block(optimizer("adamw", "sgd", lr=0.1), seeds=[1, 4, 5], start_from={"experiment": "one"})
+    write(folder, "after", after)
+    started = load(folder).job("after", "sgd").planned
+    assert {planned.run.seed: planned.study for planned in started} == {1: 1, 4: 2, 5: 0}
+    (folder / "experiments" / "after.yaml").unlink()
+
     described["steps"] = 30  # the trials had 20
     write(folder, "one", described)
     notes = load(folder).notes

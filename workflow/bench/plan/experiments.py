@@ -58,6 +58,8 @@ class Experiments:
         self._contents = {name: read_experiment(file, tiers, self._signatures) for name, file in self._files.items()}
         self._names = [name for name, content in self._contents.items() if tier.name in content["tiers"]]
         self._expanded: dict[str, Experiment] = {}
+        self._waiting: dict[tuple[str, str], UnfinishedError] = {}
+        """The errors of the labels (experiment, label) that are left out for tuning."""
 
     def expand(self, rounds: Rounds) -> dict[str, Experiment]:
         """Return the tier's experiments by name, in alphabetical order, with the seeds of their rounds."""
@@ -130,9 +132,11 @@ class Experiments:
                 values = tuned.values(entry, block.workload, tuned_optimizer)
                 # The trials themselves need no tuned values; the runs that wait for them do.
                 if values is None:
+                    missing = tuned.missing(file, (*key, "optimizers", position, "hyperparameters"), entry)
                     if self._for_tuning:
+                        self._waiting[name, label] = missing
                         continue
-                    raise tuned.missing(file, (*key, "optimizers", position, "hyperparameters"), entry)
+                    raise missing
                 planned.setdefault(label, []).extend(block.planned_runs(entry, values))
                 sources = (find_source(label, seed) for seed in given["seeds"])
                 upstream.setdefault(label, {}).update({source.job: None for source in sources if source})
@@ -167,14 +171,16 @@ class Experiments:
         # What starts from an experiment that waits for tuned values waits with it.
         if name in self.unfinished:
             raise UnfinishedError(self.unfinished[name])
+        if (name, label) in self._waiting:
+            raise self._waiting[name, label]
         jobs = self._expanded[name].jobs
         require_known(file, (*key, "optimizer"), label, f"unknown label of experiment '{name}'", jobs)
-        runs = jobs[label].by_seed.get(seed, ())
+        planned = [one for one in jobs[label].planned if one.run.seed == seed]
         # A sweep has several runs of a seed: which one is meant, the file must say by another label.
-        if len(runs) != 1:
-            must = f"must select one run; experiment '{name}' has {len(runs)} of '{label}' with this seed"
+        if len(planned) != 1:
+            must = f"must select one run; experiment '{name}' has {len(planned)} of '{label}' with this seed"
             raise error(file, (*key, "seed"), seed, must)
-        return _Source((name, label), runs[0])
+        return _Source((name, label), planned[0].run, planned[0].study)
 
 
 class _Source(NamedTuple):
@@ -182,6 +188,8 @@ class _Source(NamedTuple):
 
     job: tuple[str, str]
     run: Run
+    study: int | None
+    """Its `PlannedRun.study`."""
 
 
 class _Block:
@@ -230,12 +238,14 @@ class _Block:
         """Return an entry's runs: each combination of its sweep with each seed.
 
         studies: the tuned values that each study chose. The i-th seed takes those of study ``i % len(studies)``.
+            Without any, a run is of the study of the run that it starts from.
         """
         planned = []
         for swept in combinations(entry):
             for index, seed in enumerate(self._given["seeds"]):
-                study = index % len(studies) if studies else None
-                tuned = {} if study is None else studies[study]
+                source = self._find_source(label_of(entry), seed)
+                study = index % len(studies) if studies else source.study if source else None
+                tuned = studies[index % len(studies)] if studies else {}
                 planned.append(PlannedRun(self._run(entry, {**tuned, **swept}, seed), self._target, study))
         return planned
 

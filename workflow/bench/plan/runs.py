@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import isqrt
 from typing import Any, Final
 
@@ -129,7 +128,8 @@ class PlannedRun:
     run: Run
     target: Target | None
     study: int | None
-    """The number, from 0, of the tuning study that chose hyperparameters of it; None if none is tuned."""
+    """The number, from 0, of the tuning study that chose hyperparameters of it or, without such, of the run that it
+    starts from; None if none is tuned."""
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,6 @@ class Job:
     def run_ids(self) -> tuple[str, ...]:
         """The ids of `runs`."""
         return tuple(run.id for run in self.runs)
-
-    @cached_property
-    def by_seed(self) -> Mapping[int, Sequence[Run]]:
-        """The job's runs by seed, in training order."""
-        runs: dict[int, list[Run]] = {}
-        for run in self.runs:
-            runs.setdefault(run.seed, []).append(run)
-        return runs
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ RUN_COLUMNS: Final[Columns] = {
     "workload_parameters": dict,
     "hyperparameters": dict,
     "tuned": bool,
-    # The number, from 0, of the tuning study whose values the run has.
+    # The number, from 0, of the tuning study whose values the run has, or the run that it starts from.
     "study": int,
     "start_from": str,
     "steps": int,

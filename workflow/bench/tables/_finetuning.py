@@ -13,11 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.curves import by_seed
-from workflow.bench.analysis.estimates import estimate, median_minimum, shared_seeds
+from workflow.bench.analysis.estimates import estimate, median_minimum, studies_of, study_means
 from workflow.bench.analysis.finetuning_scores import averages, last_values, pretraining_experiment, scores
 from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes, Training, mean_seconds, time_ratio
 from workflow.bench.analysis.time_to_target import of_any_length
@@ -33,8 +32,8 @@ BROKE_DOWN: Final = "broke down"
 SCORE_NOTE: Final = (
     "The optimizer of a row is that of the pre-training whose checkpoint a run starts from; fine-tuning is the same "
     "for all. Scores are those of a run's last evaluation, and can be compared with the paper's only if the task is "
-    "the same. A run that broke down counts as the worst; the cell is then a median. Below six seeds those of the "
-    "seeds stand in parentheses in place of an interval"
+    "the same. A run that broke down counts as the worst; the cell is then a median. Intervals are over the tuning "
+    "studies of pre-training, or over seeds if there is one; fewer than six values stand in parentheses instead"
 )
 COST_NOTE: Final = (
     "Iterations and time are those of the pre-training after phase 1; time is iterations times the time of a step, "
@@ -64,11 +63,11 @@ def score_cells(file: str, label: str, runs: pd.DataFrame, last: pd.Series, *oth
     }
 
 
-def shown(values: Sequence[float] | NDArray[np.float64], digits: int = 4) -> str:
-    """Return the cell of values, one a seed: their estimate with its interval; empty without values.
+def shown(values: Mapping[int, float], studies: Mapping[int, float], digits: int = 4) -> str:
+    """Return the cell of values by seed: their estimate with its interval; empty without values.
 
-    Those of too few seeds for a median stand in parentheses: an interval around their mean may reach below 0, or above
-    100 %, where no score is.
+    Those of too few seeds or studies for a median stand in parentheses: an interval around their mean may reach below
+    0, or above 100 %, where no score is. studies: as in `study_means`.
     """
 
     def text(value: float) -> str:
@@ -76,9 +75,10 @@ def shown(values: Sequence[float] | NDArray[np.float64], digits: int = 4) -> str
 
     if not len(values):
         return ""
-    found = estimate(values)
-    if 1 < len(values) < median_minimum():
-        return f"{text(found.value)} ({', '.join(map(text, values))})"
+    units, _ = study_means(np.array([*values.values()]), [*values], studies)
+    found = estimate(units)
+    if 1 < len(units) < median_minimum():
+        return f"{text(found.value)} ({', '.join(map(text, units))})"
     # A median's interval may reach to the runs that broke down, a difference's to those of the reference.
     has_interval = found.has_interval and math.isfinite(found.value)
     return text(found.value) + (f" [{text(found.low)}, {text(found.high)}]" if has_interval else "")
@@ -96,7 +96,7 @@ def cost_cells(label: str, starts: Mapping[str, pd.DataFrame], times: StepTimes)
     )
     if training is not None:
         problem = times.problem(*training.labels)
-        seconds = NOT_TESTED if problem else shown([*mean_seconds(times, training).values()], 3)
+        seconds = NOT_TESTED if problem else shown(mean_seconds(times, training), studies_of(rows), 3)
     if training is not None and reference is not None and label != REFERENCE:
         problem = times.problem(*reference.labels, *training.labels)
         faster = NOT_TESTED if problem else estimated(time_ratio(times, reference, training))
@@ -111,18 +111,21 @@ def cost_cells(label: str, starts: Mapping[str, pd.DataFrame], times: StepTimes)
     }
 
 
-def difference(values: Mapping[str, Mapping[int, float]], label: str) -> str:
+def difference(values: Mapping[str, Mapping[int, float]], label: str, studies: Mapping[int, float]) -> str:
     """Return the cell of a label's scores minus the reference's, paired by seed.
 
     It is empty for the reference and without a pair. A run that broke down counts as the worst; such seeds are counted.
     """
     if label == REFERENCE:
         return ""
-    own, reference = shared_seeds(values[label], values.get(REFERENCE, {}))
-    broken = np.isinf(own) | np.isinf(reference)
-    known = ~broken | (own != reference)  # a seed on which both broke down tells neither from the other
-    remark = f"{broken.sum()} of {len(broken)} seeds {BROKE_DOWN}" if broken.any() else ""
-    return "; ".join(filter(None, [shown(own[known] - reference[known], 3), remark]))
+    own, reference = values[label], values.get(REFERENCE, {})
+    both = sorted(own.keys() & reference.keys())
+    broken = sum(math.isinf(own[seed]) or math.isinf(reference[seed]) for seed in both)
+    remark = f"{broken} of {len(both)} seeds {BROKE_DOWN}" if broken else ""
+    # A seed on which both broke down has NaN: it tells neither from the other.
+    differences = {seed: own[seed] - reference[seed] for seed in both}
+    known = {seed: value for seed, value in differences.items() if not math.isnan(value)}
+    return "; ".join(filter(None, [shown(known, studies, 3), remark]))
 
 
 def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> Any:
@@ -233,8 +236,9 @@ def write_overview(
     for label in starts:
         cells, cost = score_cells(f"bert_{paper}.csv", label, runs, last, REFERENCE), cost_cells(label, starts, times)
         data = cells.pop("data") + cost.pop("data")
-        cells[f"{score} here{unit}"] = shown([*by_label[label].values()])
-        cells[f"{score} minus LAMB's here"] = difference(by_label, label)
+        studies = studies_of(*(runs[runs["optimizer"] == one] for one in (label, REFERENCE)))
+        cells[f"{score} here{unit}"] = shown(by_label[label], studies)
+        cells[f"{score} minus LAMB's here"] = difference(by_label, label, studies)
         rows.append(cells | cost | {"data": data})
     problems = dict.fromkeys(times.problem(*Training.of(one, {}).labels) for one in starts.values() if len(one))
     untested = [f"Not tested: {problem}" for problem in problems if problem]

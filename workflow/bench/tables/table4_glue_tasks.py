@@ -7,6 +7,7 @@ from typing import Final
 
 import pandas as pd
 
+from workflow.bench.analysis.estimates import studies_of
 from workflow.bench.analysis.finetuning_scores import last_values, pretraining_experiment, scores
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables import _finetuning as finetuning
@@ -43,7 +44,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     for label, of_label in runs.groupby("optimizer", sort=False):
         by_task = {title: scores(of_label[of_label["dataset"] == task], last) for task, title in titles.items()}
         cells = finetuning.score_cells("bert_glue.csv", str(label), runs, last)
-        rows.append(cells | {title: finetuning.shown([*values.values()]) for title, values in by_task.items()})
+        rows.append(
+            cells | {title: finetuning.shown(values, studies_of(of_label)) for title, values in by_task.items()}
+        )
     theirs = [str(column) for column in published("glue") if column not in _NOT_TASKS]
     tasks = {column: f"{column.replace('_', ' (')}) in the paper" for column in theirs}
     text = finetuning.caption_of(results, runs, source, [finetuning.SCORE_NOTE, finetuning.PAPER_NOTE])
