@@ -93,6 +93,18 @@ def test_costs_are_summed_by_experiment_and_probe(plan, capsys):
     assert "On 2 cores that is 0.7 minutes" in said
 
 
+def test_runs_count_that_the_logs_do_not_know(plan):
+    """Truth: the seconds of the runs of this machine; of a shared run in the first experiment."""
+    table = "run,hardware,wall_seconds\na,test,{}\nb,test,\nc,test,5.5\n"
+    for seconds, cost in ((7.0, 13.0), (20.5, 26.0)):
+        (plan.results / "one.runs.csv").write_text(table.format(seconds))
+        (plan.results / "two.runs.csv").write_text("run,hardware,wall_seconds\nc,test,5.5\nd,test,2.5\n")
+        found = {cost.name: cost.core_seconds for cost in logged_costs(plan)}
+        assert (found["one"], found["two"]) == (cost, 2.5)
+    (plan.results / "two.runs.csv").write_text("run,hardware,wall_seconds\nd,elsewhere,2.5\n")
+    assert {cost.name: cost.core_seconds for cost in logged_costs(plan)}["two"] is None
+
+
 def test_without_a_logged_job_the_command_says_so(plan, capsys):
     shutil.rmtree(plan.results / "logs")
     assert costs.main(options(plan.results.parents[2] / "config")) == 1

@@ -1,4 +1,4 @@
-"""What every experiment and probe of a run cost: read from the logs of its jobs, kept in ``costs.csv``.
+"""What every experiment and probe of a run cost: read from the logs of its jobs and runs, kept in ``costs.csv``.
 
 The module imports neither torch nor pandas.
 """
@@ -45,13 +45,15 @@ class JobCost(NamedTuple):
 
 
 def logged_costs(plan: Plan) -> Iterator[JobCost]:
-    """Yield the cost of each experiment, each probe, and each kind of artefacts, from a plan's logs.
+    """Yield the cost of each experiment, each probe, and each kind of artefacts, from a plan's logs and tables of runs.
+
+    A run that several experiments share counts in the first.
 
     Raises:
         UnreadableError: a log or a table of runs cannot be read.
         ConfigError: a table of runs is damaged.
     """
-    logs = plan.results / "logs"
+    logs, counted = plan.results / "logs", set[str]()
     for name, experiment in plan.experiments.items():
         cost = total_of([*(logs / "train" / name).glob("*.log"), logs / "aggregate" / f"{name}.log"])
         runs = {run for job in experiment.jobs.values() for run in job.run_ids}
@@ -62,7 +64,11 @@ def logged_costs(plan: Plan) -> Iterator[JobCost]:
         peak = max(filter(None, [cost and cost.peak_mb, *peaks]), default=None)
         # Where runs were adopted from another machine, what the jobs took here says nothing of the experiment.
         adopted = any(row.get("hardware", plan.hardware) != plan.hardware for row in rows)
-        yield JobCost(name, len(runs), None if adopted or cost is None else cost.core_seconds, None, peak)
+        # Runs of this machine may be older than the logs, and trained by a command that keeps none.
+        new = [row for row in rows if row["run"] not in counted and row.get("wall_seconds")]
+        counted |= {row["run"] for row in rows}
+        seconds = max(cost.core_seconds if cost else 0, sum(_number(table, row["wall_seconds"]) for row in new))
+        yield JobCost(name, len(runs), None if adopted else seconds or None, None, peak)
     for probe in planned_probes(plan):
         yield _probe_cost(probe, plan)
     for kind in ARTEFACTS:
