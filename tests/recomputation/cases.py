@@ -64,6 +64,14 @@ def _switching(runs: pd.DataFrame, draw: np.random.Generator) -> None:
     runs.loc[hybrid, "switch_step"] = (draw.uniform(0.1, 0.7, len(steps)) * steps).astype(int).astype(str)
 
 
+def _of_studies(runs: pd.DataFrame, rows: pd.DataFrame, draw: np.random.Generator) -> None:
+    """Give two seeds each the same study, LAMB's other ones, and scores noise."""
+    seeds = _numbers(runs["seed"])
+    runs["study"] = np.where(runs["optimizer"] == "lamb", seeds % 4, seeds // 2).astype(int).astype(str)
+    scored = (rows["metric"] == "score").to_numpy()
+    rows.loc[scored, "value"] = (_numbers(rows.loc[scored, "value"]) + draw.normal(0, 0.02, scored.sum())).astype(str)
+
+
 def _of_lengths(runs: pd.DataFrame, rows: pd.DataFrame, draw: np.random.Generator) -> Tables:
     """Return runs of several lengths, cut from those of one, with other final losses."""
     found: tuple[list[pd.Series], list[pd.DataFrame]] = ([], [])
@@ -113,13 +121,14 @@ def write_cases(kept: Path, folder: Path) -> None:
     for name in (*TRIVIAL, "resnet_cifar10_lr", "autoencoder_inversion", *COPIED):
         tables = _read(kept / f"{name}.runs.csv"), _read(kept / f"{name}.csv")
         # Noise may end a run of every seed before its time; then nothing is left to compare.
-        runs, rows = written[name] = _of_seeds(tables, 8) if name == "resnet_cifar10_lr" else tables
+        runs, rows = written[name] = _of_seeds(tables, 8) if name in ("resnet_cifar10_lr", "bert_glue") else tables
         if name not in COPIED:
             _noisy(runs, rows, draw)
         if name in TRIVIAL:
             runs["target"] = _json(runs["target"], lambda target, name=name: target | {"trivial": TRIVIAL[name]})
     for name in ("autoencoder_lamb", "bert_pretraining"):
         _switching(written[name][0], draw)
+    _of_studies(*written["bert_glue"], draw)
     _equally_long(written["autoencoder_inversion"][0])
     written["autoencoder_horizons"] = _of_lengths(*written["autoencoder_lamb"], draw)
     for name, (runs, rows) in written.items():

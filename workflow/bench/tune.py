@@ -82,7 +82,7 @@ def _announced(
 ) -> str:
     """Return what is about to be trained, and how much of it is done."""
     if not optimizers:
-        return f"{experiment.name} at tier {plan.tier.name}: nothing to tune, its values are of today's trials"
+        return f"{experiment.name} at tier {plan.tier.name}: nothing to tune"
     done = sum(is_done(RunFolder.of(plan.results, run.id), run, needs_weights=False) for run in trials)
     studies = sorted({len(optimizer.studies) for optimizer in optimizers})
     processes = "1 process" if jobs == 1 else f"{jobs} processes"

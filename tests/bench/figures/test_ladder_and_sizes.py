@@ -96,7 +96,8 @@ def test_fig21_says_what_the_runs_decide(draw):
     assert "Declared before the runs: MKOR's gain vanishes where inputs are centred" in caption
     assert "In general: open (holds: Autoencoder; fails: AlexNet)" in caption
     assert (
-        "MKOR's left factor (mkor against one_side) saves iterations over SGD on 1 of 2 workloads (AlexNet)" in caption
+        "MKOR's left factor (mkor against one_side) saves iterations on 1 of 2 workloads with SGD as base (AlexNet)"
+        in caption
     )
 
 
@@ -190,7 +191,7 @@ def test_the_ladder_s_table_has_a_row_for_each_rung(root: Path, tmp_path: Path):
     assert centred["gain left by centring"].startswith(f"{math.log(1.7) / math.log(1.8):.3g} [")
     assert set(table.loc[table["label"] != "mkor", "prediction"]) == {"", "holds"}
     text = (tmp_path / "ladder.md").read_text()
-    assert "MKOR's memory (one_side against one_vector) saves iterations over SGD on 0 of 2 workloads" in text
+    assert "MKOR's memory (one_side against one_vector) saves iterations on 0 of 2 workloads with SGD as base" in text
 
 
 @pytest.mark.parametrize(("name", "write"), [("fig22_batch_size", write_batch_sizes), ("fig23_width", write_widths)])

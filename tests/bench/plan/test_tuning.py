@@ -184,6 +184,16 @@ def test_the_seeds_of_a_block_take_the_studies_in_turn(folder: Path):
     write(folder, "after", after)
     started = load(folder).job("after", "sgd").planned
     assert {planned.run.seed: planned.study for planned in started} == {1: 1, 4: 2, 5: 0}
+    # A run with values of a study of its own is of that one.
+    write(
+        folder,
+        "after",
+        {**described, "seeds": [5, 6], "start_from": {"experiment": "one", "optimizer": "sgd", "seed": 0}},
+    )
+    kept = [{**record, "studies": record["studies"][:2]} for record in records]
+    (file.parent / "after.yaml").write_text(yaml.safe_dump(kept))
+    own = load(folder).job("after", "sgd").planned
+    assert {planned.run.seed: planned.study for planned in own} == {5: 0, 6: 1}
     (folder / "experiments" / "after.yaml").unlink()
 
     described["steps"] = 30  # the trials had 20

@@ -23,7 +23,7 @@ from workflow.bench.make_artefact import main
 from workflow.bench.results.sources import Source, Sources, files_in, from_rows, from_runs
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
-from workflow.bench.tables._finetuning import counterpart
+from workflow.bench.tables._finetuning import counterpart, shown
 from workflow.bench.tables.published_consistency import Derived, Printed, compare, derive
 
 
@@ -127,6 +127,15 @@ def test_a_fine_tuning_run_that_broke_down_is_never_left_out_of_the_mean(copied,
     assert (
         make("table2_squad", copied, tmp_path, "optimizer here").loc["mkor", "F1 here (%)"].startswith("broke down (")
     )
+
+
+def test_scores_are_shown_by_study():
+    """Truth: the means of studies; one whose seeds broke down on both sides tells nothing."""
+    values, studies = {0: 0.1, 1: 0.2, 2: 0.5, 3: 0.7}, {0: 0, 1: 0, 2: 1, 3: 1}
+    assert shown(values, studies) == "0.375 (0.15, 0.6)"
+    assert shown(values, {}) == "0.375 (0.1, 0.2, 0.5, 0.7)"
+    assert shown({**values, 0: math.inf, 1: -math.inf}, studies) == "0.6"
+    assert shown({0: math.nan}, {}) == ""
 
 
 def test_without_times_of_steps_the_pre_training_s_iterations_stand(copied, tmp_path):

@@ -371,7 +371,12 @@ def over_studies(values: Mapping[int, float], studies: Mapping[int, float]) -> E
 
     The mean of a study with an infinite value is infinite. A study with values of both signs of infinity is left out.
     """
+    return estimate(units) if len(units := units_over_studies(values, studies)) else None
+
+
+def units_over_studies(values: Mapping[int, float], studies: Mapping[int, float]) -> NDArray[np.float64]:
+    """Return the independent units ``[units]`` that `over_studies` estimates from."""
     seeds = [seed for seed in sorted(values) if not math.isnan(values[seed])]
     with np.errstate(invalid="ignore"):
         units, _ = study_means(np.array([values[seed] for seed in seeds], float), seeds, studies)
-    return estimate(units) if len(units := units[~np.isnan(units)]) else None
+    return units[~np.isnan(units)]

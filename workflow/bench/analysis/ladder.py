@@ -138,9 +138,10 @@ def ladders(results: Results) -> tuple[list[Ladder], list[str]]:
 
 def runs_of(found: Iterable[Ladder]) -> pd.DataFrame:
     """Return the runs of all ladders, each once under its own label."""
+    own = {f"{CENTRING}{suffix}": base for base, suffix in BASES.items()}
     runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
     # A base optimizer's runs with centred inputs are in two ladders.
-    return runs[~runs["optimizer"].isin([f"{CENTRING}{suffix}" for suffix in BASES.values()])]
+    return runs.replace({"optimizer": own}).drop_duplicates("run", ignore_index=True)
 
 
 def inputs_name(*, centred: bool) -> str:
@@ -236,16 +237,16 @@ def sentences(found: Sequence[Ladder], name: Callable[[str], str]) -> list[str]:
 
 
 def _worths(found: Sequence[Ladder], name: Callable[[str], str]) -> Iterator[str]:
-    """Yield on which workloads with plain inputs each part of `STEPS` saves iterations over a base, or costs some.
+    """Yield on which workloads with plain inputs each entry of `STEPS` saves iterations, by base, or costs some.
 
-    It does where the whole interval of the ratio of iterations with the part and without it lies on one side of 1.
+    It does where the whole interval of the ratio of its two rungs' iterations lies on one side of 1.
     """
-    for (part, (having, lacking)), base in product(STEPS.items(), BASES):
+    for (part, (rung, compared_with)), base in product(STEPS.items(), BASES):
         ratios = {
             ladder.workload: ratio
             for ladder in found
             if (ladder.base, ladder.centred) == (base, False)
-            and (ratio := ladder.compared(ladder.label(having), ladder.label(lacking))) is not None
+            and (ratio := ladder.compared(ladder.label(rung), ladder.label(compared_with))) is not None
         }
         saves = [name(workload) for workload, ratio in ratios.items() if ratio.high < 1]
         costs = [name(workload) for workload, ratio in ratios.items() if ratio.low > 1]
@@ -253,6 +254,6 @@ def _worths(found: Sequence[Ladder], name: Callable[[str], str]) -> Iterator[str
         beside = f", and costs iterations on {', '.join(costs)}" if costs else ""
         if ratios:
             yield (
-                f"{part} ({having} against {lacking}) saves iterations over {NAMES[base]} on {len(saves)} of "
-                f"{len(ratios)} workloads{where}{beside}"
+                f"{part} ({rung} against {compared_with}) saves iterations on {len(saves)} of {len(ratios)} workloads "
+                f"with {NAMES[base]} as base{where}{beside}"
             )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from workflow.bench.analysis.estimates import Estimate, paired_difference, seeds_needed, studies_of, study_means
+from workflow.bench.analysis.estimates import over_studies, seeds_needed, studies_of, units_over_studies
 from workflow.bench.analysis.finetuning_scores import averages, last_values, scores
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
@@ -44,19 +44,12 @@ def averages_of(trained: Trained, label: str) -> dict[int, float]:
     return averages([scores(of_label[of_label["dataset"] == task], last) for task in _tasks(trained.runs)])
 
 
-def score_difference(trained: Trained, contender: str, reference: str) -> Estimate | None:
-    """Estimate `averages_of` one label minus those of another; None without a seed of both.
-
-    Seeds whose pre-training has the values of one tuning study are not independent: its rate shifts all their scores.
-    """
-    studies = studies_of(*map(trained.of_labels, (contender, reference)))
-    return paired_difference(averages_of(trained, contender), averages_of(trained, reference), studies)
-
-
 def average_difference(
     glue: Trained, condition: Condition, contender: str, reference: str, published: float | None = None
 ) -> Decision:
-    """Decide by the contender's average over the fine-tuning tasks minus the reference's (`score_difference`).
+    """Decide by the contender's average over the fine-tuning tasks minus the reference's, paired by seed.
+
+    Seeds whose pre-training has the values of one tuning study are not independent: its rate shifts all their scores.
 
     A run that broke down counts as the worst.
 
@@ -65,24 +58,26 @@ def average_difference(
         condition: the claim's threshold.
         contender: the label of the first optimizer of pre-training.
         reference: that of the second.
-        published: the published difference; the reason of a verdict that stays open says how many seeds would show it.
+        published: the published difference; the reason of a verdict that stays open says how many studies or seeds
+            would show it.
     """
     if lacks := glue.lacking(contender, reference):
         return not_tested(lacks)
     by_label = {label: averages_of(glue, label) for label in (contender, reference)}
-    difference = score_difference(glue, contender, reference)
-    tasks = _tasks(glue.runs)
+    seeds, tasks = sorted(by_label[contender].keys() & by_label[reference].keys()), _tasks(glue.runs)
+    differences = {seed: by_label[contender][seed] - by_label[reference][seed] for seed in seeds}
+    studies = studies_of(*map(glue.of_labels, (contender, reference)))
+    difference = over_studies(differences, studies)
     if difference is None:
         return not_tested(f"No seed finished all of {', '.join(tasks)} from both {contender} and {reference}.")
-    seeds = sorted(by_label[contender].keys() & by_label[reference].keys())
     part, why = Part.judged("", difference, condition), position(difference, condition)
     used = glue.of_labels(contender, reference)
     broken = int(np.isinf(last_values(glue.metrics, "score").reindex(used["run"])).sum())
-    differences = np.array([by_label[contender][seed] - by_label[reference][seed] for seed in seeds])
-    units, studies = study_means(differences, seeds, studies_of(used))
+    units = units_over_studies(differences, studies)
     if part.verdict == "inconclusive" and published and np.isfinite(units).sum() > 1:
-        needed = f"{seeds_needed(units, abs(published))} {'studies' if studies > 1 else 'seeds'}"
-        why += f"; to see the published {number(published)} in 80 % of cases takes about {needed}, of {len(units)}"
+        of_what = "studies" if len({studies.get(seed) for seed in seeds}) > 1 else "seeds"
+        needed = f"{seeds_needed(units, abs(published))} {of_what}, of {len(units)}"
+        why += f"; to see the published {number(published)} in 80 % of cases takes about {needed}"
     listed = "; ".join(
         f"{label} {', '.join(_score(of_label[seed]) for seed in seeds)}" for label, of_label in by_label.items()
     )

@@ -15,7 +15,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.estimates import paired_ratio
+from workflow.bench.analysis.estimates import paired_difference, paired_ratio, studies_of
 from workflow.bench.analysis.final_quality import Views, final_limit
 from workflow.bench.analysis.horizons import horizon_sweep
 from workflow.bench.analysis.step_times import StepTimes, Training, mean_seconds, time_ratio
@@ -35,7 +35,7 @@ from workflow.bench.claims.decision import (
     statistics_used,
     with_interval,
 )
-from workflow.bench.claims.finetuning import score_difference
+from workflow.bench.claims.finetuning import averages_of
 from workflow.bench.claims.time_to_target import (
     counts,
     disagreement,
@@ -328,7 +328,8 @@ def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], riva
     squad = evidence.squad
     fine_tuned = squad.runs[squad.runs["start_from"].isin(evidence.bert.runs["run"])]
     tuned = replace(squad, runs=fine_tuned)
-    difference = score_difference(tuned, HYBRID, rival)
+    studies = studies_of(*map(tuned.of_labels, (HYBRID, rival)))
+    difference = paired_difference(averages_of(tuned, HYBRID), averages_of(tuned, rival), studies)
     after = f"After fine-tuning, MKOR-H's F1 minus {rival}'s is {with_interval(difference)}." if difference else ""
     return decision.with_details(after, from_runs("bert_squad.runs.csv", tuned.of_labels(HYBRID, rival)))
 

@@ -107,7 +107,7 @@ def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> int:
             row = rungs.index(rung) + _APART * (2 * list(BASES).index(ladder.base) - 1)
             _draw(axes, share.scaled(100), row, _LOOKS[ladder.base])
         if not shares:
-            undefined += [f"{_LOOKS[ladder.base].name}:", ladder.no_share(rungs[0])]
+            undefined += [f"{_LOOKS[ladder.base].name}:", ladder.no_share(TOP)]
     _head(axes, undefined)
     forest.name_rows(axes, [RUNGS[rung] for rung in rungs])
     return len(undefined)

@@ -37,8 +37,9 @@ def _print_plan(options: argparse.Namespace) -> None:
     for line in rank_shares.lines(plan, lambda _: rank_shares.Allocation(plan.tier.ranks, plan.tier.threads)):
         print(line)
     for note in plan.notes:
-        # A note names its experiment, alone or as a file.
-        if not options.experiment or any(re.search(rf"\b{name}\b", note) for name in options.experiment):
+        # A note on an experiment begins with its name or has its file, each with a colon; others are on the tier.
+        about = re.search(r"(?:^|/)(\w+)(?:\.yaml)?: ", note)
+        if not options.experiment or not about or about[1] in options.experiment:
             print(f"note: {note}")
 
 

@@ -37,7 +37,8 @@ class Experiments:
         folder: the configuration folder.
         tier: the tier to expand.
         tiers: all tiers by name.
-        for_tuning: leave out entries whose tuned values are missing, instead of their experiments.
+        for_tuning: leave out entries whose tuned values are missing, and what starts from them, instead of their
+            experiments.
 
     Raises:
         ConfigError: the first mistake in any file, at any tier, in one line.
@@ -243,9 +244,12 @@ class _Block:
         planned = []
         for swept in combinations(entry):
             for index, seed in enumerate(self._given["seeds"]):
-                source = self._find_source(label_of(entry), seed)
-                study = index % len(studies) if studies else source.study if source else None
-                tuned = studies[index % len(studies)] if studies else {}
+                if studies:
+                    study: int | None = index % len(studies)
+                    tuned = studies[index % len(studies)]
+                else:
+                    source = self._find_source(label_of(entry), seed)
+                    study, tuned = source.study if source else None, {}
                 planned.append(PlannedRun(self._run(entry, {**tuned, **swept}, seed), self._target, study))
         return planned
 

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.curves import by_seed
-from workflow.bench.analysis.estimates import estimate, median_minimum, studies_of, study_means
+from workflow.bench.analysis.estimates import estimate, median_minimum, studies_of, units_over_studies
 from workflow.bench.analysis.finetuning_scores import averages, last_values, pretraining_experiment, scores
 from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes, Training, mean_seconds, time_ratio
 from workflow.bench.analysis.time_to_target import of_any_length
@@ -33,7 +32,8 @@ SCORE_NOTE: Final = (
     "The optimizer of a row is that of the pre-training whose checkpoint a run starts from; fine-tuning is the same "
     "for all. Scores are those of a run's last evaluation, and can be compared with the paper's only if the task is "
     "the same. A run that broke down counts as the worst; the cell is then a median. Intervals are over the tuning "
-    "studies of pre-training, or over seeds if there is one; fewer than six values stand in parentheses instead"
+    "studies of pre-training, or over seeds where there is only one study; where they are too few for a median's, the "
+    "values stand in parentheses"
 )
 COST_NOTE: Final = (
     "Iterations and time are those of the pre-training after phase 1; time is iterations times the time of a step, "
@@ -67,15 +67,15 @@ def shown(values: Mapping[int, float], studies: Mapping[int, float], digits: int
     """Return the cell of values by seed: their estimate with its interval; empty without values.
 
     Those of too few seeds or studies for a median stand in parentheses: an interval around their mean may reach below
-    0, or above 100 %, where no score is. studies: as in `study_means`.
+    0, or above 100 %, where no score is. studies: as in `over_studies`.
     """
 
     def text(value: float) -> str:
         return BROKE_DOWN if math.isinf(value) else number(value, digits)
 
-    if not len(values):
+    units = units_over_studies(values, studies)
+    if not len(units):
         return ""
-    units, _ = study_means(np.array([*values.values()]), [*values], studies)
     found = estimate(units)
     if 1 < len(units) < median_minimum():
         return f"{text(found.value)} ({', '.join(map(text, units))})"
@@ -122,10 +122,9 @@ def difference(values: Mapping[str, Mapping[int, float]], label: str, studies: M
     both = sorted(own.keys() & reference.keys())
     broken = sum(math.isinf(own[seed]) or math.isinf(reference[seed]) for seed in both)
     remark = f"{broken} of {len(both)} seeds {BROKE_DOWN}" if broken else ""
-    # A seed on which both broke down has NaN: it tells neither from the other.
+    # A seed on which both broke down has NaN, which is left out: it tells neither from the other.
     differences = {seed: own[seed] - reference[seed] for seed in both}
-    known = {seed: value for seed, value in differences.items() if not math.isnan(value)}
-    return "; ".join(filter(None, [shown(known, studies, 3), remark]))
+    return "; ".join(filter(None, [shown(differences, studies, 3), remark]))
 
 
 def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> Any:

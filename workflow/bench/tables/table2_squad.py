@@ -13,7 +13,7 @@ PUBLISHED = ("squad",)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per optimizer: the F1 score of its last evaluation over seeds, and the paper's."""
+    """Write one row per optimizer: the F1 score of its last evaluation over studies or seeds, and the paper's."""
     title = "Fine-tuning on questions, from each optimizer's pre-training"
     columns = {"paper": "squad", "metric": "f1", "score": "F1", "unit": " (%)", "about": "Questions here: {1}"}
     return write_overview(results, folder, "table2_squad", title, **columns)

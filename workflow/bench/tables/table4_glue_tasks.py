@@ -36,7 +36,7 @@ def _titles(metrics: pd.DataFrame, runs: pd.DataFrame) -> dict[str, str]:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per optimizer and one column per task: the score of its last evaluation over seeds."""
+    """Write one row per optimizer and one column per task: its last score over studies or seeds."""
     runs, metrics = results.some_runs("bert_glue"), results.metrics("bert_glue")
     source = pretraining_experiment(results, runs)
     pretraining = results.runs(source)

@@ -181,10 +181,10 @@ CENTRING_DECAY: Final = 0.9
 def centre_inputs(model: nn.Module) -> None:
     """Subtract the mean from the inputs of each Linear and Conv2d: of a feature or, in a Conv2d, of a channel.
 
-    This is mean-only batch normalization (Salimans and Kingma, 2016, section 4.1) of the inputs. In training mode the
+    This is mean-only batch normalization (Salimans and Kingma, 2016) of the inputs. In training mode the
     mean is the batch's, and gradients flow through it; in evaluation mode it is a running mean that counts each earlier
-    batch `CENTRING_DECAY` times the next one. The layer computes ``W (x - mean) + b``, which changes what the layer's
-    parameters mean and not the functions that they can express.
+    batch `CENTRING_DECAY` times the next one. The layer computes ``W (x - mean) + b``: with a bias and without padding
+    it changes what the layer's parameters mean and not the functions that they can express.
     """
     for layer in model.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
@@ -199,8 +199,8 @@ def _centred(layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
     total, weight = layer.get_buffer("input_sum"), layer.get_buffer("input_weight")
     if layer.training:
         channels_last = x.movedim(1, -1) if isinstance(layer, nn.Conv2d) else x
-        # With its gradient: a mean that is a constant for the gradient follows the biases, whose steps then do not
-        # descend, and the loss rises above that of a constant prediction.
+        # Gradients must flow through the mean. If it is a constant, it follows the biases of the layer before, gradient
+        # steps no longer descend, and the loss ends above a constant prediction's.
         mean = channels_last.flatten(0, -2).mean(0)
         with torch.no_grad():
             total.lerp_(mean.to(total.dtype), 1 - CENTRING_DECAY)
