@@ -97,7 +97,10 @@ def test_the_page_of_the_evidence_tier_counts_seeds_studies_and_trials():
     assert {own["studies"] for name, own in evidence if name == "bert_pretraining"} == {4}
     assert {own["trials"] for _, own in evidence} == {8, 10}
     assert {(own["studies"], own["trials"]) for one in several if (own := one[1]) and one not in evidence} == {(3, 20)}
-    assert "have eight of them here, BERT's four, with 8 or 10 trials each, in place of 3 studies of 20." in page
+    assert (
+        "have eight of them here, `bert_pretraining` four, with 8 or 10 trials each, in place of 3 studies of 20."
+        in page
+    )
 
 
 def test_the_page_of_the_field_counts_what_its_experiments_plan():
@@ -110,4 +113,4 @@ def test_the_page_of_the_field_counts_what_its_experiments_plan():
             trials += entries * tuning["trials"] * tuning["studies"]
             runs += entries * len(block["seeds"])
     page = (ROOT / "docs" / "field.md").read_text()
-    assert f"In all these are {labels} labels, {trials:,} trials and {runs} runs." in page
+    assert f"The first six experiments have {labels} labels, {trials:,} trials and {runs} runs." in page
