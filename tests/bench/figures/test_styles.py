@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from workflow.bench.analysis import looks
-from workflow.bench.analysis.ladder import BASES, EXPERIMENT, RUNGS
+from workflow.bench.analysis.ladder import BASES, CENTRING, EXPERIMENT, RUNGS
 from workflow.bench.figures import (
     fig03_step_breakdown,
     fig05_rank1_error,
@@ -80,7 +80,8 @@ def drawn_together() -> list[set[str]]:
     stand_ins = {"base", "base_sharded"}
     probes = [set(labels) - stand_ins for file in PROBES for labels in read_literals(file, ["OPTIMIZERS"]).values()]
     assert set(fig17_curves_appendix.EXPERIMENTS) <= {name for name, _ in experiments}
-    ladder = [{base, *(f"{rung}{suffix}" for rung in RUNGS)} for base, suffix in BASES.items()]
+    # Centring alone is a row of figure 21, whose colors are those of the bases, and no label of a run.
+    ladder = [{base, *(f"{rung}{suffix}" for rung in RUNGS if rung != CENTRING)} for base, suffix in BASES.items()]
     experiments.pop((EXPERIMENT, False), None)
     return [*experiments.values(), *ladder, *probes, *map(set, FAMILIES.values())]
 
