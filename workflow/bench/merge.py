@@ -124,8 +124,7 @@ def check(folder: Path, plan: Plan, *, other_versions: bool = False) -> Accepted
         if file.suffix != ".png":
             verify_text(file, content)
     costs = list(logged_costs(plan))
-    # Runs alone tell a part of it. A kept folder has no logs, and its costs are copied.
-    if (plan.results / "logs").is_dir() and any(cost.core_seconds or cost.seconds_alone for cost in costs):
+    if any(cost.core_seconds or cost.seconds_alone for cost in costs):
         contents[COSTS] = text_of(costs).encode()
     done = {row["run"] for row in runs if row["status"] != "missing"}
     notes, machines = [], {}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from workflow.bench.analysis.estimates import over_studies, seeds_needed, studies_of, units_over_studies
+from workflow.bench.analysis.estimates import estimate, seeds_needed, studies_of, units_over_studies
 from workflow.bench.analysis.finetuning_scores import averages, last_values, scores
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
@@ -50,7 +50,6 @@ def average_difference(
     """Decide by the contender's average over the fine-tuning tasks minus the reference's, paired by seed.
 
     Seeds whose pre-training has the values of one tuning study are not independent: its rate shifts all their scores.
-
     A run that broke down counts as the worst.
 
     Args:
@@ -67,13 +66,13 @@ def average_difference(
     seeds, tasks = sorted(by_label[contender].keys() & by_label[reference].keys()), _tasks(glue.runs)
     differences = {seed: by_label[contender][seed] - by_label[reference][seed] for seed in seeds}
     studies = studies_of(*map(glue.of_labels, (contender, reference)))
-    difference = over_studies(differences, studies)
-    if difference is None:
+    units = units_over_studies(differences, studies)
+    if not len(units):
         return not_tested(f"No seed finished all of {', '.join(tasks)} from both {contender} and {reference}.")
+    difference = estimate(units)
     part, why = Part.judged("", difference, condition), position(difference, condition)
     used = glue.of_labels(contender, reference)
     broken = int(np.isinf(last_values(glue.metrics, "score").reindex(used["run"])).sum())
-    units = units_over_studies(differences, studies)
     if part.verdict == "inconclusive" and published and np.isfinite(units).sum() > 1:
         of_what = "studies" if len({studies.get(seed) for seed in seeds}) > 1 else "seeds"
         needed = f"{seeds_needed(units, abs(published))} {of_what}, of {len(units)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 
 from workflow.bench.plan import rank_shares
@@ -36,10 +35,8 @@ def _print_plan(options: argparse.Namespace) -> None:
                 print(f"  {run.id}  {run.describe()}")
     for line in rank_shares.lines(plan, lambda _: rank_shares.Allocation(plan.tier.ranks, plan.tier.threads)):
         print(line)
-    for note in plan.notes:
-        # A note on an experiment begins with its name or has its file, each with a colon; others are on the tier.
-        about = re.search(r"(?:^|/)(\w+)(?:\.yaml)?: ", note)
-        if not options.experiment or not about or about[1] in options.experiment:
+    for experiment, note in plan.noted:
+        if not options.experiment or experiment in (None, *options.experiment):
             print(f"note: {note}")
 
 

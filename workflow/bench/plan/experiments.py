@@ -45,8 +45,8 @@ class Experiments:
     """
 
     def __init__(self, folder: Path, tier: Tier, tiers: Mapping[str, Tier], *, for_tuning: bool = False) -> None:
-        self.notes: list[str] = []
-        """Experiments that `expand` left out, and tuned values that may be outdated."""
+        self.noted: list[tuple[str, str]] = []
+        """Notes, each after its experiment: that `expand` left it out, or that its tuned values may be outdated."""
         self.unfinished: dict[str, str] = {}
         """Experiments that `expand` left out because tuned values are missing, each with the message that says so."""
         self._folder = folder
@@ -66,13 +66,16 @@ class Experiments:
         """Return the tier's experiments by name, in alphabetical order, with the seeds of their rounds."""
         # Said, so that nobody looks for an experiment that another tier has.
         for name in sorted(set(self._contents) - set(self._names)):
-            self.notes.append(f"{name}: left out, it has no tier '{self._tier.name}'")
+            self.noted.append((name, f"{name}: left out, it has no tier '{self._tier.name}'"))
         for name in self._order():
             try:
                 self._expanded[name] = self._expand(name, rounds.of(name))
             except UnfinishedError as problem:
                 self.unfinished[name] = str(problem)
-        self.notes.extend(f"left out, not tuned: {problem}" for problem in dict.fromkeys(self.unfinished.values()))
+        # What starts from an unfinished experiment has its problem, which is told once.
+        first = {problem: name for name, problem in reversed(self.unfinished.items())}
+        told = dict.fromkeys(self.unfinished.values())
+        self.noted.extend((first[problem], f"left out, not tuned: {problem}") for problem in told)
         return {name: self._expanded[name] for name in self._names if name in self._expanded}
 
     def _order(self) -> list[str]:
@@ -141,7 +144,7 @@ class Experiments:
                 planned.setdefault(label, []).extend(block.planned_runs(entry, values))
                 sources = (find_source(label, seed) for seed in given["seeds"])
                 upstream.setdefault(label, {}).update({source.job: None for source in sources if source})
-        self.notes.extend(tuned.notes)
+        self.noted.extend((name, note) for note in tuned.notes)
         jobs = {label: Job(name, label, tuple(runs), tuple(upstream[label])) for label, runs in planned.items()}
         for job in jobs.values():
             # Its seed would count twice in every mean.
@@ -244,13 +247,14 @@ class _Block:
         planned = []
         for swept in combinations(entry):
             for index, seed in enumerate(self._given["seeds"]):
+                source = self._find_source(label_of(entry), seed)
                 if studies:
                     study: int | None = index % len(studies)
                     tuned = studies[index % len(studies)]
                 else:
-                    source = self._find_source(label_of(entry), seed)
                     study, tuned = source.study if source else None, {}
-                planned.append(PlannedRun(self._run(entry, {**tuned, **swept}, seed), self._target, study))
+                run = self._run(entry, {**tuned, **swept}, seed, source)
+                planned.append(PlannedRun(run, self._target, study))
         return planned
 
     def tuned_optimizer(self, entry: Mapping[str, Any]) -> TunedOptimizer | None:
@@ -265,19 +269,23 @@ class _Block:
         first = combinations(entry)[0]
         studies = []
         for seed in study_seeds(tuning):
-            tried = trial_values(space, tuning["trials"], seed)
-            runs = [self._run(entry, {**first, **values}, seed, tuning) for values in tried]
+            tried, source = trial_values(space, tuning["trials"], seed), self._find_source(label_of(entry), seed)
+            runs = [self._run(entry, {**first, **values}, seed, source, tuning) for values in tried]
             studies.append(tuple(map(Trial, runs, tried)))
         given = tuple(name for name in space if entry["hyperparameters"].get(name, TUNED) != TUNED)
         ranking = Ranking.parse(tuning["metric"], self._target)
         return TunedOptimizer(label_of(entry), self.workload, space, ranking, tuple(studies), given)
 
     def _run(
-        self, entry: Mapping[str, Any], values: Mapping[str, Any], seed: int, tuning: Mapping[str, Any] | None = None
+        self,
+        entry: Mapping[str, Any],
+        values: Mapping[str, Any],
+        seed: int,
+        source: _Source | None,
+        tuning: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Return an entry's run with these hyperparameters and seed; a trial of ``tuning``, if it is given."""
+        """Return an entry's run with these hyperparameters, seed and source; a trial of ``tuning``, if it is given."""
         hyperparameters = resolved({**entry["hyperparameters"], **values}, entry["name"], self._signatures)
-        source = self._find_source(label_of(entry), seed)
         spec = {
             **self._shared,
             "start_from": source.run.id if source else None,

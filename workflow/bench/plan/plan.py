@@ -51,8 +51,9 @@ class Plan:
     results: Path
     """The folder ``<results>/<hardware>/<tier>``: runs, CSVs, figures and tables."""
     experiments: Mapping[str, Experiment]
-    notes: tuple[str, ...]
-    """Remarks that do not prevent training, such as experiments that were left out."""
+    noted: tuple[tuple[str | None, str], ...]
+    """Remarks that do not prevent training, such as on experiments that were left out: each after its experiment, or
+    after None if it is on the tier."""
     compared: tuple[Path, ...] = ()
     """Results of other machines to compare with: config.yaml's ``compare``, and the tier's folders of `REFERENCE`."""
     rounds: Rounds = field(default_factory=Rounds)
@@ -98,22 +99,27 @@ class Plan:
         experiments = files.expand(rounds)
         if chosen["hardware"] == "auto":
             save_machine_name(results, tier.device, hardware)  # now that all files have been checked
-        notes = list(files.notes)
+        noted: list[tuple[str | None, str]] = [*files.noted]
         if hardware == NO_GPU:
             without = "trains on a GPU, but nvidia-smi lists none: this machine cannot run this plan"
-            notes.append(f"tier '{tier.name}' {without}")
+            noted.append((None, f"tier '{tier.name}' {without}"))
         tables = [folder / "tuned" / tier.name / f"{name}.trials.csv" for name in experiments]
         return cls(
             tier,
             hardware,
             results / hardware / tier.name,
             experiments,
-            tuple(notes),
+            tuple(noted),
             _compared(file, chosen.get("compare", []), tier.name),
             rounds,
             files.unfinished,
             tuple(table for table in tables if table.is_file()),
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The remarks of `noted`, without their experiments."""
+        return tuple(note for _, note in self.noted)
 
     @property
     def other_machines(self) -> tuple[Path, ...]:

@@ -47,7 +47,8 @@ class JobCost(NamedTuple):
 def logged_costs(plan: Plan) -> Iterator[JobCost]:
     """Yield the cost of each experiment, each probe, and each kind of artefacts, from a plan's logs and tables of runs.
 
-    A run that several experiments share counts in the first.
+    A run that several experiments share counts in the first. Without logs, as in a folder that `merge` made, an
+    experiment has no cost: its runs are a part of it.
 
     Raises:
         UnreadableError: a log or a table of runs cannot be read.
@@ -65,7 +66,7 @@ def logged_costs(plan: Plan) -> Iterator[JobCost]:
         # Where runs were adopted from another machine, what the jobs took here says nothing of the experiment.
         adopted = any(row.get("hardware", plan.hardware) != plan.hardware for row in rows)
         # Runs of this machine may be older than the logs, and trained by a command that keeps none.
-        new = [row for row in rows if row["run"] not in counted and row.get("wall_seconds")]
+        new = [row for row in rows if row["run"] not in counted and row.get("wall_seconds")] if logs.is_dir() else []
         counted |= {row["run"] for row in rows}
         seconds = max(cost.core_seconds if cost else 0, sum(_number(table, row["wall_seconds"]) for row in new))
         yield JobCost(name, len(runs), None if adopted else seconds or None, None, peak)
