@@ -274,7 +274,7 @@ def test_step_times_of_random_rounds_agree():
     """Truth: the script, for turns that end inside a cycle, busy rounds, several kinds of step, and noisy machines."""
     draw, quiet, comparable = np.random.default_rng(0), [], []
     for _ in range(40):
-        noise, rounds = draw.choice([0.01, 0.3]), np.arange(draw.integers(4, 60))
+        noise, rounds = draw.choice([0.01, 0.3]), np.arange(draw.integers(12, 180))
         busy = draw.random(len(rounds)) < draw.choice([0.0, 0.2])
         kinds = [
             {
@@ -294,8 +294,8 @@ def test_step_times_of_random_rounds_agree():
         ]
         rows = pd.concat([pd.DataFrame({"round": rounds, "left_out": busy}).assign(**kind) for kind in kinds])
         rows["step_ms"] = np.exp(draw.normal(0, 0.01, len(rows)))
-        # On a noisy machine the copies differ in every other triple of rounds.
-        rows["step_ms"] *= 1 + noise * (rows["again"] & (rows["round"] // 3 % 2 == 1))
+        # On a noisy machine the copies differ in every other interval of nine rounds.
+        rows["step_ms"] *= 1 + noise * (rows["again"] & (rows["round"] // 9 % 2 == 1))
         rows = rows.assign(experiment="x", workload="w", inverse_update_period=np.nan, note=None)
         theirs, ours = StepTimes(rows), Clock(rows)
         labels = [TimedLabel("x", "w", label) for label in ("sgd", "mkor")]

@@ -79,7 +79,7 @@ def step_time(
     runs: pd.DataFrame,
     ms: Mapping[str, float] = STEP_MS,
     *,
-    rounds: int = 15,
+    rounds: int = 45,
     cycle: int = 1,
     noise: float = 0.0,
     bias: float = 0.0,

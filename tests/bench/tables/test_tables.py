@@ -397,9 +397,9 @@ def test_the_papers_known_disagreements_are_found(results, tmp_path):
 
 
 def test_the_aa_test_counts_over_all_workloads(copied, tmp_path):
-    """Truth: 4 intervals of 12 rounds without noise on each of three workloads, the second name 3 % slower on one."""
+    """Truth: 4 intervals of 36 rounds without noise on each of three workloads, the second name 3 % slower on one."""
     runs = pd.concat([Results(copied).runs(name) for name in ("bert_pretraining", "update_rules")])
-    quiet, biased = step_time(runs, rounds=12), step_time(runs, rounds=12, bias=0.03, noise=1e-4)
+    quiet, biased = step_time(runs, rounds=36), step_time(runs, rounds=36, bias=0.03, noise=1e-4)
     write_probe(copied, "step_time", quiet)
     table = make("aa_test", copied, tmp_path)
     assert list(table.columns[:6]) == ["experiment", "contender", "intervals", "excluding_1", "rate", "passes"]

@@ -48,9 +48,9 @@ WITHOUT_TARGET: Final = ("bert_pretraining", "bert_pretraining_small")
 """Experiments whose times are compared even where only their fine-tuning has a target."""
 CYCLE_FIELDS: Final = (*PERIOD_FIELDS, "factor_update_period")
 """The hyperparameters that are numbers of steps after which something repeats."""
-ROUNDS: Final = 27
+ROUNDS: Final = 75
 """Rounds on an idle machine."""
-MOST_ROUNDS: Final = 40
+MOST_ROUNDS: Final = 110
 """Rounds after which a busy machine is measured no longer."""
 ROUND_SECONDS: Final = 0.05
 """The shortest round; if the turns of one step are shorter, each has several."""
