@@ -43,7 +43,7 @@ TIMING: Final = True
 OPTIMIZERS: Final = ("mkor", "mkor_windowed", "kaisa", "eva", "hylo")
 DIMENSIONS: Final = (256, 512, 1024, 2048, 4096)
 REPEATS: Final = 5
-LEAST_MS: Final = 5.0
+LEAST_MS: Final = 50.0
 LONG_MS: Final = 500.0
 LONG_REPEATS: Final = 3
 
