@@ -143,8 +143,9 @@ def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
 
     The claim needs two conditions: on MKOR's slope and on KAISA's. Each repeat gives one slope (`fits.width_laws`) over
     the wider half of the widths: in narrow layers a call costs more than its work, which would flatten the slope. The
-    slope of the memory floor over the same widths, above 2 where small matrices fit into the caches, and the slopes
-    from one width to the next stand in the details.
+    condition on MKOR's is halfway between d^2 and d^3: where small matrices fit into the caches and large ones do not,
+    work of d^2 has a slope above 2, on which runs of one machine differ by more than their intervals. The slope of the
+    memory floor, a copy, over the same widths and the slopes from one width to the next stand in the details.
     """
     widths = sorted(times["dimension"].unique())
     wide = times[times["dimension"].isin(widths[len(widths) // 2 :])]
