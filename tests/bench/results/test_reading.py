@@ -13,9 +13,11 @@ from tests.support.fuzzing import MISPLACED
 from tests.support.numbers import within
 from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_probes import spectra, write_probe
+from tests.support.synthetic_trials import trial_rows
 from workflow.bench.plan.artefacts import Artefact, available
 from workflow.bench.plan.targets import Target
-from workflow.bench.results.columns import PROBE_PROVENANCE, probe_columns
+from workflow.bench.results.columns import PROBE_PROVENANCE, TRIAL_COLUMNS, probe_columns
+from workflow.bench.results.rows import write_csv
 from workflow.bench.results.tables import NoDataError, Results
 
 
@@ -86,6 +88,26 @@ def test_what_is_no_file_has_no_data(words: str, tmp_path: Path, monkeypatch: py
     MISPLACED[words](tmp_path / "one.runs.csv", monkeypatch)
     with within(10), pytest.raises(NoDataError, match=f"one.runs.csv: cannot be read: .*{words}"):
         Results(tmp_path).runs("one")
+
+
+def test_two_rows_in_one_line_are_named_in_one_line(root):
+    """Pandas ends this message with a new line."""
+    file = root / "one.runs.csv"
+    header, first, second = file.read_text().splitlines()
+    file.write_text(f"{header}\n{first}\n{second},{first}\n")
+    with pytest.raises(NoDataError, match=r"one.runs.csv is not a readable CSV file: .*\. Delete it and run again\.$"):
+        Results(root).runs("one")
+
+
+@pytest.mark.parametrize("fields", [1, 2, 3])
+def test_a_trial_that_was_cut_off_is_named(fields: int, tmp_path: Path):
+    """As of a table that was copied in part: such a row belongs to no study."""
+    file, rows = tmp_path / "one.trials.csv", trial_rows("one", "autoencoder", by_steps=False)
+    write_csv(file, TRIAL_COLUMNS, rows)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:3], ",".join(lines[3].split(",")[:fields])]))
+    with pytest.raises(NoDataError, match=r"one.trials.csv, line 4: lacks its optimizer or study\. "):
+        Results(tmp_path, trial_tables=(file,)).trials()
 
 
 def test_an_error_names_the_experiment_or_probe_that_has_no_rows(tmp_path):

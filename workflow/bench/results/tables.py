@@ -23,7 +23,7 @@ from workflow.bench.results.columns import (
     probe_columns,
 )
 from workflow.bench.support.config import ROOT
-from workflow.bench.support.errors import DamagedFileError, UnreadableError
+from workflow.bench.support.errors import DamagedFileError, UnreadableError, one_line
 from workflow.bench.support.reading import read_bytes
 
 PUBLISHED = ROOT / "workflow" / "paper"
@@ -56,7 +56,9 @@ def _read(path: Path, columns: Columns, *, may_be_infinite: Collection[str] = ()
     try:
         frame = pd.read_csv(io.BytesIO(content), dtype=texts, keep_default_na=False, na_values=[""], low_memory=False)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise NoDataError(f"{path} is not a readable CSV file: {error}. Delete it and run again.") from error
+        # Pandas ends some of its messages with a new line.
+        reason = one_line(str(error).strip())
+        raise NoDataError(f"{path} is not a readable CSV file: {reason}. Delete it and run again.") from error
     # Pandas takes the first fields of rows that are longer than the header for an index.
     if not isinstance(frame.index, pd.RangeIndex):
         raise NoDataError(f"{path}: its rows are longer than its header. Delete it and run again.")
@@ -183,8 +185,17 @@ class Results:
         return _read(self.root / f"{experiment}.runs.csv", RUN_COLUMNS)
 
     def trials(self) -> pd.DataFrame:
-        """Return the rows of all tables of trials, one for every trial of tuning."""
+        """Return the rows of all tables of trials, one for every trial of tuning.
+
+        Raises:
+            NoDataError: as in `_read`, or a row does not say which search it is part of.
+        """
         frames = [_read(path, TRIAL_COLUMNS) for path in self.trial_tables]
+        for path, frame in zip(self.trial_tables, frames, strict=True):
+            cut_off = frame[["experiment", "workload", "optimizer", "study"]].isna().any(axis=1)
+            if cut_off.any():
+                line = int(cut_off.argmax()) + 2
+                raise NoDataError(f"{path}, line {line}: lacks its optimizer or study. Delete it and run again.")
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(TRIAL_COLUMNS))
 
     def probe(self, name: str) -> pd.DataFrame:
