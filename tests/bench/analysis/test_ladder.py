@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.synthetic import write_rows
 from tests.support.synthetic_ladder import LADDER, deviation, write_ladder
+from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.ladder import (
     CENTRING,
@@ -113,6 +115,7 @@ def test_without_a_gain_of_kfac_there_is_no_share(found):
 
 
 GAIN, NONE = estimate(0.5, 0.7), estimate(0.9, 1.1)
+ALONE = Estimate(0.5, math.nan, math.nan, 1, "single value", "none")
 
 
 @pytest.mark.parametrize(
@@ -129,13 +132,27 @@ GAIN, NONE = estimate(0.5, 0.7), estimate(0.9, 1.1)
         (estimate(0.8, 1.0), NONE, (0.1, 0.2), "not tested"),
         (estimate(0.8, 0.999), NONE, (0.1, 0.2), "holds"),
         (None, NONE, None, "not tested"),
-        (GAIN, None, None, "not tested"),
-        (GAIN, Estimate(1.0, math.nan, math.nan, 1, "single value", "none"), None, "not tested"),
+        (ALONE, NONE, None, "not tested"),
+        (GAIN, None, None, "open"),
+        (GAIN, ALONE, None, "open"),
     ],
 )
 def test_the_prediction_is_decided_as_it_was_declared(plain, centred, kept, decision):
     """Truth: the rules of docs/experiments/ladder.md."""
     assert Prediction("", "", plain, centred, estimate(*kept) if kept else None).decision == decision
+
+
+@pytest.mark.parametrize(
+    ("centred", "kept", "said"),
+    [
+        (estimate(1.01, 1.2), (-0.3, -0.1), "fails, slower"),
+        (estimate(0.9, 0.99), (0.1, 0.2), "fails, gain left"),
+        (estimate(0.8, 1.0), (0.5, 0.7), "fails, gain left"),
+        (NONE, (-0.2, 0.4), "holds"),
+    ],
+)
+def test_a_failed_prediction_says_which_way(centred, kept, said):
+    assert Prediction("", "", GAIN, centred, estimate(*kept)).said == said
 
 
 @pytest.mark.parametrize(
@@ -189,7 +206,7 @@ def test_what_the_left_factor_and_the_memory_are_worth(found):
     assert "In general: open (holds: AUTOENCODER; fails: ALEXNET)" in prediction
     left = "MKOR's left factor (mkor against one_side) saves iterations on"
     centring = "MKOR in place of centring (mkor against centred) saves iterations on"
-    assert worths == [
+    assert worths[:5] == [
         f"{left} 1 of 2 workloads with SGD as base (ALEXNET)",
         f"{left} 1 of 1 workloads with AdamW as base (ALEXNET)",
         # One vector has no runs over AdamW.
@@ -198,6 +215,32 @@ def test_what_the_left_factor_and_the_memory_are_worth(found):
         f"{centring} 2 of 2 workloads with SGD as base (AUTOENCODER, ALEXNET)",
         f"{centring} 0 of 1 workloads with AdamW as base",
     ]
+    assert worths[5].endswith("where nothing differs, 2.5 % of them save iterations by chance")
+
+
+def test_dropped_targets_are_named(found):
+    ladder = found["autoencoder", "sgd", True]
+    early = replace(ladder, sweep=replace(ladder.sweep, dropped={0.3: "too early"}))
+    dropped = "autoencoder with centred inputs: Dropped are the targets at 30 % of sgd's steps, too early."
+    assert sentences([early], str)[-1].startswith(dropped)
+
+
+def test_a_pair_of_which_one_run_arrives_is_counted(found):
+    """Truth: with plain inputs SGD meets its own eight targets in all 16 seeds, and the rung that is too slow none."""
+    ladder = found["autoencoder", "sgd", False]
+    assert ladder.missed("mkor") == "0 of 128"
+    slow = replace(ladder.sweep.courses["mkor"], crossings={seed: [math.inf] * 8 for seed in range(16)})
+    late = replace(ladder, sweep=replace(ladder.sweep, courses={**ladder.sweep.courses, "mkor": slow}))
+    assert late.missed("mkor") == "128 of 128"
+
+
+def test_centred_inputs_are_a_workload_of_their_own_in_captions(root, found):
+    """Truth: a label that lacks a seed with centred inputs alone is said to."""
+    runs = runs_of(found.values())
+    centred = runs["workload"] == "alexnet with centred inputs"
+    assert runs[centred]["workload_parameters"].map(lambda given: given["centred_inputs"]).all()
+    lacks = centred & (runs["optimizer"] == "mkor") & (runs["seed"] == 3)
+    assert "Missing: alexnet with centred inputs mkor seed 3" in caption(Results(root), runs[~lacks])
 
 
 def test_a_ladder_without_targets_is_named(root: Path, tmp_path: Path):

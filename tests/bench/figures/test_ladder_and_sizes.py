@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from tests.support.figures import caption_of, figure_of, legend_of, lines_of, texts_in, xs, ys
+from tests.support import synthetic_ladder
+from tests.support.figures import caption_of, figure_of, legend_of, lines_of, texts_in, title_of, xs, ys
 from tests.support.synthetic_ladder import (
     CENTRED,
     ITERATIONS,
@@ -31,7 +32,7 @@ from tests.support.synthetic_ladder import (
     write_widths,
 )
 from workflow.bench.analysis import looks
-from workflow.bench.analysis.ladder import BASES, CENTRING, RUNGS
+from workflow.bench.analysis.ladder import BASES, CENTRING, NO_GAIN, RUNGS
 from workflow.bench.figures.fig21_ladder import _LOOKS
 from workflow.bench.make_artefact import main
 from workflow.bench.results.tables import Results
@@ -75,7 +76,7 @@ def test_fig21_draws_the_shares_of_kfac_s_gain_in_a_row_for_each_rung(draw):
     assert {round(row): value for row, value in shown.items()} == pytest.approx(truth)
     assert [label.get_text() for label in autoencoder.get_yticklabels()] == [*RUNGS.values()][:-1]
     assert markers(alexnet, "adamw", hollow=False) == {}
-    assert texts_in(alexnet) == ["over AdamW: KFAC gains nothing"]
+    assert texts_in(alexnet) == ["over AdamW: no gain of KFAC shown"]
 
 
 def test_fig21_sets_centred_inputs_beside_plain_ones(draw):
@@ -87,8 +88,22 @@ def test_fig21_sets_centred_inputs_beside_plain_ones(draw):
         assert [*shown.values()] == pytest.approx([1 / speed for speed in speeds], rel=0.01)
         assert [round(row) for row in shown] == [0, 1, 2]
     assert [round(row) for row in markers(alexnet, "adamw", hollow=False)] == [3, 5]
-    assert texts_in(autoencoder) == ["over SGD: holds"]
-    assert texts_in(alexnet) == ["over SGD: fails over AdamW: holds"]
+    assert texts_in(autoencoder) == ["SGD: holds"]
+    assert texts_in(alexnet) == ["SGD: fails, gain left AdamW: holds"]
+
+
+def test_fig21_shows_a_share_beyond_its_panel_as_a_triangle_at_the_edge(tmp_path, monkeypatch):
+    """Truth: the speeds. MKOR's gain is seven times KFAC's."""
+    key = ("autoencoder", "sgd", False)
+    monkeypatch.setattr(synthetic_ladder, "LADDER", {key: {"mac": 0.8, "mkor": 2.6, "kfac": 1.15}})
+    figure = figure_of("fig21_ladder", Results(write_ladder(tmp_path / "test-cpu" / "evidence")))
+    panel = figure.axes[0]
+    edges = {line.get_marker(): (xs(line)[0], round(ys(line)[0])) for line in panel.lines if line.get_marker() in "<>"}
+    low, high = panel.get_xlim()
+    rows = [*RUNGS]
+    assert edges == {"<": (low, rows.index("mac")), ">": (high, rows.index("mkor"))}
+    assert "MKOR keeps more than 100 % of KFAC's gain" in title_of(figure)
+    plt.close(figure)
 
 
 def test_fig21_says_what_the_runs_decide(draw):
@@ -185,9 +200,12 @@ def test_the_ladder_s_table_has_a_row_for_each_rung(root: Path, tmp_path: Path):
     assert mac["share of KFAC's gain"].startswith("0.5 [0.")
     assert mac["studies"] == "3"
     assert len(mac["data"].removeprefix("ladder.runs.csv: runs ").split(", ")) == 9
-    assert rows.loc["alexnet", "adamw", "plain", "mkor_adamw"]["share of KFAC's gain"] == "KFAC gains nothing"
+    assert rows.loc["alexnet", "adamw", "plain", "mkor_adamw"]["share of KFAC's gain"] == NO_GAIN
     centred = rows.loc["alexnet", "sgd", "centred", "mkor"]
-    assert centred["prediction"] == "fails"
+    assert centred["prediction"] == "fails, gain left"
+    # The runs of MKOR and its base with plain inputs, too, which the gain that is left is compared with.
+    assert len(centred["data"].removeprefix("ladder.runs.csv: runs ").split(", ")) == 9 + 6
+    assert mac["missed"] == "0 of 24"
     assert centred["gain left by centring"].startswith(f"{math.log(1.7) / math.log(1.8):.3g} [")
     assert set(table.loc[table["label"] != "mkor", "prediction"]) == {"", "holds"}
     text = (tmp_path / "ladder.md").read_text()

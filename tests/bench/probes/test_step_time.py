@@ -94,6 +94,18 @@ def test_the_rounds_on_an_idle_machine_hold_enough_whole_cycles_of_every_optimiz
         assert turns[group[-1].key] == 1
 
 
+@pytest.mark.parametrize("experiment", step_time.ITERATIONS_ALONE)
+def test_an_experiment_without_a_comparison_of_times_may_train_a_label_on_several_variants(tmp_path, plan, experiment):
+    """Truth: the contenders of the same plan without the experiment."""
+    variants = [block(optimizer("sgd", lr=0.1), target=AIM) for _ in range(2)]
+    for size, variant in enumerate(variants, 16):
+        variant["workload"] |= {"batch_size": size}
+    write(tmp_path / "config", experiment, *variants)
+    both = load(tmp_path / "config")
+    assert experiment in both.experiments
+    assert [names(group) for group in groups(both)] == [names(group) for group in groups(plan)]
+
+
 def test_labels_that_train_alike_share_a_contender(plan):
     (group,) = groups(plan)
     assert names(group) == ["sgd", "mkor", "sgd_again"]

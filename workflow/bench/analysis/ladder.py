@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import pandas as pd
 
-from workflow.bench.analysis.estimates import Estimate, ratio_of_means
+from workflow.bench.analysis.estimates import Estimate, current_level, ratio_of_means
 from workflow.bench.analysis.study_ratios import log_ratios, nothing_to_compare
 from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, target_sweep
 from workflow.bench.results.columns import ENDED
@@ -44,7 +44,7 @@ STEPS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """What may be worth something: the rung that has it, and the one that it is compared with."""
 NAMES: Final = {"sgd": "SGD", "adamw": "AdamW"}
-NO_GAIN: Final = "KFAC gains nothing"
+NO_GAIN: Final = "no gain of KFAC shown"
 HALF: Final = 0.5
 """The prediction says that less than this share of MKOR's gain remains where inputs are centred."""
 _MOST_FAIL: Final = 1
@@ -82,6 +82,11 @@ class Ladder:
         known = self.sweep.courses
         return self.sweep.steps_ratio(above, below).estimate if above in known and below in known else None
 
+    def missed(self, rung: str) -> str:
+        """Return in how many pairs with the base's run, of those that count, one of the two missed the target."""
+        swept = self.sweep.steps_ratio(self.label(rung), self.base)
+        return f"{swept.unreached} of {swept.pairs}"
+
     @cached_property
     def gains(self) -> Mapping[str, Mapping[int, float]]:
         """Minus the logarithms of the rungs' iterations over the base's, by rung and study."""
@@ -112,7 +117,7 @@ def ladders(results: Results) -> tuple[list[Ladder], list[str]]:
     """
     runs, metrics = results.some_runs(EXPERIMENT), results.metrics(EXPERIMENT)
     runs = runs[runs["status"].isin(ENDED)]
-    centred = runs["workload_parameters"].map(lambda given: bool(given.get("centred_inputs"))).astype(bool)
+    centred = _is_centred(runs)
     found: list[Ladder] = []
     left_out: list[str] = []
     for workload in dict.fromkeys(runs["workload"].astype(str)):
@@ -137,11 +142,16 @@ def ladders(results: Results) -> tuple[list[Ladder], list[str]]:
 
 
 def runs_of(found: Iterable[Ladder]) -> pd.DataFrame:
-    """Return the runs of all ladders, each once under its own label."""
+    """Return the runs of all ladders, each once under its own label; centred inputs make a workload of its own."""
     own = {f"{CENTRING}{suffix}": base for base, suffix in BASES.items()}
     runs = pd.concat([ladder.runs for ladder in found], ignore_index=True)
     # A base optimizer's runs with centred inputs are in two ladders.
-    return runs.replace({"optimizer": own}).drop_duplicates("run", ignore_index=True)
+    runs = runs.replace({"optimizer": own}).drop_duplicates("run", ignore_index=True)
+    return runs.assign(workload=runs["workload"].mask(_is_centred(runs), runs["workload"] + " with centred inputs"))
+
+
+def _is_centred(runs: pd.DataFrame) -> pd.Series[bool]:
+    return runs["workload_parameters"].map(lambda given: bool(given.get("centred_inputs"))).astype(bool)
 
 
 def inputs_name(*, centred: bool) -> str:
@@ -166,16 +176,23 @@ class Prediction:
     def decision(self) -> Decision:
         """What the runs say, by the rules that were declared before them."""
         plain, centred, kept = self.plain, self.centred, self.kept
-        if plain is None or centred is None or not (plain.has_interval and centred.has_interval):
-            return "not tested"
         # Without a gain there is nothing that could vanish.
-        if plain.high >= 1:
+        if plain is None or not plain.has_interval or plain.high >= 1:
             return "not tested"
+        if centred is None or not centred.has_interval:
+            return "open"
         if not centred.low <= 1 <= centred.high:
             return "fails"
         if kept is None or kept.low < HALF <= kept.high:
             return "open"
         return "fails" if kept.low >= HALF else "holds"
+
+    @property
+    def said(self) -> str:
+        """The decision; of one that fails also which way, since a gain that remains and a loss both do."""
+        if self.decision != "fails":
+            return self.decision
+        return f"fails, {'slower' if self.centred and self.centred.low > 1 else 'gain left'}"
 
 
 def predictions(found: Iterable[Ladder]) -> list[Prediction]:
@@ -233,7 +250,18 @@ def sentences(found: Sequence[Ladder], name: Callable[[str], str]) -> list[str]:
         "iterations over the base's contains 1 and less than half of its gain is left. In general: "
         f"{in_general(by_workload)} ({places})"
     ]
-    return [*said, *_worths(found, name)]
+    worths = [*_worths(found, name)]
+    by_chance = (
+        f"Each such comparison stands alone: where nothing differs, {50 * (1 - current_level()):.3g} % of them save"
+    )
+    return [*said, *worths, *([f"{by_chance} iterations by chance"] if worths else []), *_dropped(found, name)]
+
+
+def _dropped(found: Iterable[Ladder], name: Callable[[str], str]) -> Iterator[str]:
+    """Yield which targets of a ladder's sweep were dropped, if any were."""
+    for ladder in found:
+        if remarks := ladder.sweep.remarks():
+            yield f"{name(ladder.workload)} with {inputs_name(centred=ladder.centred)} inputs: {remarks}"
 
 
 def _worths(found: Sequence[Ladder], name: Callable[[str], str]) -> Iterator[str]:

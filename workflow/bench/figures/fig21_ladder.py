@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.analysis.ladder import (
     BASES,
+    NAMES,
     RUNGS,
     TOP,
     Ladder,
@@ -34,14 +36,17 @@ _LOOKS: Final = {
     "sgd": looks.MethodStyle("over SGD", "#0072B2", "o", "-"),
     "adamw": looks.MethodStyle("over AdamW", "#B35806", "s", "-"),
 }
-_APART: Final = 0.17
+_APART: Final = 0.22
 """The distance of the two base optimizers from the middle of a row."""
+_SPAN: Final = (-45.0, 145.0)
+"""The shares that a panel shows, in percent."""
 _ENDS: Final = ("mkor", "both_sides", TOP)
 """The rungs that are trained with centred inputs, too."""
 _NOTES: Final = (
     "Above: gain of a rung over gain of KFAC; a gain is the logarithm of the base optimizer's iterations over the "
-    "rung's, the mean over the sweep's targets; Fieller's interval over tuning studies, which may leave the panel; no "
-    "marker where the interval of KFAC's own gain reaches 0. Centring alone is the base optimizer with centred inputs",
+    "rung's, the mean over the sweep's targets; Fieller's interval over tuning studies, which may leave the panel; a "
+    "triangle at its edge is a share beyond it, and there is none where the interval of KFAC's own gain reaches 0. "
+    "Centring alone is the base optimizer with centred inputs",
     "Below: iterations over those of the base optimizer with the same inputs, geometric mean over targets, seeds and "
     "studies, t interval over studies; below 1 saves iterations. Above each panel: what the runs say of the prediction",
 )
@@ -59,14 +64,14 @@ def make(results: Results, folder: Path) -> list[Path]:
         title = looks.data_title(of_workload[0].runs, width=66 // len(workloads))  # 66 letters in all panels
         upper.set_title(title, pad=4 + 7.5 * lines)
         _draw_ratios(lower, of_workload)
-        _head(lower, [f"{_LOOKS[one.base].name}: {one.decision}" for one in declared if one.workload == workload])
+        _head(lower, [f"{NAMES[one.base]}: {one.said}" for one in declared if one.workload == workload])
     for upper in axes[0]:
-        upper.set_xlim(-45, 145)
+        upper.set_xlim(*_SPAN)
         panels.fixed_ticks(upper.xaxis, (0, 50, 100))
         upper.set_xlabel("gain kept (%)")
     low, high = axes[1, 0].get_xlim()
     for lower in axes[1]:
-        ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10) if high > 4 * low else (0.3, 0.4, 0.5, 0.7, 1, 1.4, 2)
+        ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10) if high > 4 * low else (0.3, 0.5, 0.7, 1, 1.4, 2)
         panels.fixed_ticks(lower.xaxis, ticks)
         lower.set_xlabel("iterations, base: 1")
     plain = replace(_LOOKS["sgd"], name="plain inputs", color=page.GUIDE, marker="D")
@@ -87,7 +92,7 @@ def _message(found: Sequence[Ladder]) -> str:
     vanishes = f"that it vanishes with centred inputs {'is open' if decision == 'open' else decision}"
     if not shares:
         return f"MKOR's gain in iterations: {vanishes}"
-    low, high = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
+    low, high = (f"{100 * share:.0f}" if share <= 1 else "more than 100" for share in (min(shares), max(shares)))
     kept = low if low == high else f"{low} to {high}"
     return f"MKOR keeps {kept} % of KFAC's gain; {vanishes}"
 
@@ -105,7 +110,7 @@ def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> int:
         shares = {rung: share for rung in rungs if (share := ladder.share(rung)) is not None}
         for rung, share in shares.items():
             row = rungs.index(rung) + _APART * (2 * list(BASES).index(ladder.base) - 1)
-            _draw(axes, share.scaled(100), row, _LOOKS[ladder.base])
+            _draw(axes, share.scaled(100), row, _LOOKS[ladder.base], span=_SPAN)
         if not shares:
             undefined += [f"{_LOOKS[ladder.base].name}:", ladder.no_share(TOP)]
     _head(axes, undefined)
@@ -128,11 +133,23 @@ def _draw_ratios(axes: Axes, of_workload: Sequence[Ladder]) -> None:
     forest.name_rows(axes, [RUNGS[rung] for _, rung in rows])
 
 
-def _draw(axes: Axes, found: Estimate, row: float, look: looks.MethodStyle, *, hollow: bool = False) -> None:
+def _draw(
+    axes: Axes,
+    found: Estimate,
+    row: float,
+    look: looks.MethodStyle,
+    *,
+    hollow: bool = False,
+    span: tuple[float, float] = (-math.inf, math.inf),
+) -> None:
+    """Draw a marker with its interval; a value outside of ``span`` is a triangle at its edge."""
+    low, high = span
     if found.has_interval:
-        axes.hlines(row, found.low, found.high, color=look.color, linewidth=1.6, alpha=0.55)
+        axes.hlines(row, max(found.low, low), min(found.high, high), color=look.color, linewidth=1.6, alpha=0.55)
+    marker = "<" if found.value < low else ">" if found.value > high else look.marker
     face: dict[str, Any] = {"markerfacecolor": "white"} if hollow else {}
-    axes.plot(found.value, row, marker=look.marker, color=look.color, markersize=4.2, **face)
+    value = min(max(found.value, low), high)
+    axes.plot(value, row, marker=marker, color=look.color, markersize=4.2, clip_on=False, **face)
 
 
 def _head(axes: Axes, lines: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Time of a training step of every optimizer whose experiment has a target, measured in turns in one process.
+"""Time of a training step of every optimizer of the experiments whose times are compared, in turns in one process.
 
 ``python -m workflow.bench.probes.step_time --out step_time.csv`` writes one row for each label of an experiment, kind
 of step and round. In a round every optimizer of a workload has its turn, in random order, with the hyperparameters,
@@ -46,6 +46,8 @@ CORES: Final = "all"
 TIMING: Final = True
 WITHOUT_TARGET: Final = ("bert_pretraining", "bert_pretraining_small")
 """Experiments whose times are compared even where only their fine-tuning has a target."""
+ITERATIONS_ALONE: Final = ("ladder", "batch_size", "width")
+"""Experiments that compare iterations, and no times. Their labels train several variants of a workload."""
 CYCLE_FIELDS: Final = (*PERIOD_FIELDS, "factor_update_period")
 """The hyperparameters that are numbers of steps after which something repeats."""
 ROUNDS: Final = 75
@@ -161,7 +163,7 @@ class Contender:
 
 
 def groups(plan: Plan) -> list[list[Contender]]:
-    """Return the contenders of a plan: all optimizers of the experiments with a target, by what is trained.
+    """Return the contenders of a plan: all optimizers of experiments whose times are compared, by what is trained.
 
     A group trains one workload in one precision; the last of it is the base optimizer's second turn.
 
@@ -170,7 +172,7 @@ def groups(plan: Plan) -> list[list[Contender]]:
     """
     found: dict[str, dict[tuple[str, str], Contender]] = {}
     variants: dict[Label, str] = {}
-    for job in plan.jobs:
+    for job in (job for job in plan.jobs if job.experiment not in ITERATIONS_ALONE):
         for planned in job.planned:
             if planned.target is None and job.experiment not in WITHOUT_TARGET:
                 continue
