@@ -7,6 +7,7 @@ tables. The page has a place for each label, between ``<!-- label -->`` and ``<!
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -85,13 +86,17 @@ def luck(results: pd.DataFrame) -> Iterator[str]:
     if not shared:
         yield "Not run yet."
         return
-    yield "| steps over the base's | " + " | ".join(f"`{label}`" for label in TWICE) + " | intervals |"
+    one, other = TWICE
+    yield f"| steps over the base's | `{one}` | `{other}` | `{one}` over `{other}` |"
     yield "|---|---|---|---|"
     for name in shared:
-        one, other = (of_label.loc[name].to_dict() for of_label in rows)
-        lows, highs = ([row[f"steps / base, {end}"] for row in (one, other)] for end in ("low", "high"))
-        verdict = "overlap" if max(lows) <= min(highs) else "are apart"
-        yield f"| {NAMES[name]} | {_shown(one, 'steps')} | {_shown(other, 'steps')} | {verdict} |"
+        pair = [of_label.loc[name].to_dict() for of_label in rows]
+        logs = [[math.log(row[f"steps / base{end}"]) for end in ("", ", low", ", high")] for row in pair]
+        # As if the two were independent: their runs share seeds and a base, so that the true interval is shorter.
+        middle, half = logs[0][0] - logs[1][0], math.hypot(*((high - low) / 2 for _, low, high in logs))
+        ratio, low, high = map(math.exp, (middle, middle - half, middle + half))
+        verdict = f"{ratio:.2f} [{low:.2f}, {high:.2f}] {'contains' if low <= 1 <= high else 'excludes'} 1"
+        yield f"| {NAMES[name]} | {' | '.join(_shown(row, 'steps') for row in pair)} | {verdict} |"
 
 
 def missed(results: pd.DataFrame) -> Iterator[str]:

@@ -15,6 +15,7 @@ from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.tables import NoDataError, Results
+from workflow.bench.tables import field_results
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,11 @@ def test_a_run_that_diverged_is_infinitely_bad_and_not_left_out(found):
     end, difference = spoiled.end("mkor"), spoiled.loss_difference("mkor")
     assert (end.n, end.statistic, difference.n, difference.statistic) == (3, "median", 3, "median")
     assert difference.value == pytest.approx(contest.loss_difference("mkor").value)
+    assert (contest.reached("mkor"), spoiled.reached("mkor")) == ((3, 3), (2, 3))  # what it had reached it did not keep
+    most = (contest.runs["optimizer"] == "mkor") & (contest.runs["seed"] > 0)
+    lost = replace(contest, runs=contest.runs.assign(status=contest.runs["status"].mask(most, "diverged")))
+    row = field_results._row(lost, "mkor", StepTimes(pd.DataFrame()))
+    assert (row["end"], row["end - base"]) == ("inf", "inf")
     goal = Target("validation", "loss", "above", 0.9)
     rising = replace(spoiled.sweep, targets={0.9: goal})
     assert replace(spoiled, sweep=rising).last("mkor")[1] == -np.inf  # of an accuracy, the worst is below all

@@ -132,6 +132,31 @@ def test_one_study_has_a_slope_without_an_interval():
     assert slope({}) is None
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_planned_run_that_has_not_ended_counts_as_missed(root: Path, tmp_path: Path, size):
+    runs = Results(root).runs("batch_size")
+    at_size = runs["workload_parameters"].map(lambda given: given["batch_size"]) == size
+    gone = at_size & (runs["optimizer"] == "adamw") & (runs["seed"] == 3)
+    write_rows(tmp_path / "batch_size.runs.csv", RUN_COLUMNS, runs.assign(status=runs["status"].mask(gone, "missing")))
+    found = {one.workload: one for one in batches(Results(tmp_path))[0]}["language_model"]
+    assert (found.arrivals["adamw"][size].reached, found.arrivals["adamw"][size].runs) == (5, 6)
+    assert found.reference == "nadamw"
+    assert found.decision("adamw") == "not tested"
+
+
+def test_sizes_without_a_run_decide_nothing(root: Path, tmp_path: Path):
+    """Truth: two of four sizes would have a line, and not the one that the page declares."""
+    runs = Results(root).runs("batch_size")
+    large = runs["workload_parameters"].map(lambda given: given["batch_size"]) > SIZES[1]
+    write_rows(tmp_path / "batch_size.runs.csv", RUN_COLUMNS, runs.assign(status=runs["status"].mask(large, "missing")))
+    found, left_out = batches(Results(tmp_path))
+    assert left_out == []
+    assert {one.decision("mkor") for one in found} == {"not tested"}
+    write_rows(tmp_path / "batch_size.runs.csv", RUN_COLUMNS, runs.assign(status="missing"))
+    with pytest.raises(NoDataError, match="autoencoder has no run that ended"):
+        batches(Results(tmp_path))
+
+
 def test_without_a_reference_nothing_is_compared(root: Path, tmp_path: Path):
     runs = Results(root).runs("batch_size")
     late = (runs["optimizer"] == "nadamw") & (runs["seed"] == 3)
@@ -213,16 +238,53 @@ def test_the_width_prediction_is_decided_as_it_was_declared(low, high, decision)
     assert Extrapolated(some, some, estimate(low, high)).decision == decision
 
 
-def test_two_widths_predict_nothing(root: Path, tmp_path: Path, by_width):
+def of_widths(root: Path, folder: Path, *widths: int) -> Path:
+    """Write the runs of some widths alone; return the folder."""
     runs = Results(root).runs("width")
-    small = runs["workload_parameters"].map(lambda given: given["hidden_size"]) < 256
-    write_rows(tmp_path / "width.runs.csv", RUN_COLUMNS, runs[small])
-    (tmp_path / "width.csv").write_bytes((root / "width.csv").read_bytes())
-    found = widths(Results(tmp_path))
-    assert found.extrapolated("mkor", SWEEP) is None
+    kept = runs["workload_parameters"].map(lambda given: given["hidden_size"]).isin(widths)
+    write_rows(folder / "width.runs.csv", RUN_COLUMNS, runs[kept])
+    (folder / "width.csv").write_bytes((root / "width.csv").read_bytes())
+    return folder
+
+
+def test_two_widths_predict_the_third_before_it_is_run(root: Path, tmp_path: Path, by_width):
+    """Truth: the prediction that all three widths have, which the largest never enters."""
+    found = widths(Results(of_widths(root, tmp_path, 64, 128)))
+    early, late = (one.extrapolated("mkor", SWEEP) for one in (found, by_width))
+    assert early.predicted == late.predicted
+    assert (early.measured, early.ratio, early.decision) == (None, None, "not tested")
     assert found.slope("mkor", FINAL) is not None
-    assert sentences(found, str) == ["The prediction is not tested: it needs three widths"]
+    assert "mkor not tested (not measured yet, predicted 1.2 [" in sentences(found, str)[0]
     assert len(sentences(by_width, str)) == 2
+
+
+def test_one_smaller_width_predicts_nothing(root: Path, tmp_path: Path):
+    found = widths(Results(of_widths(root, tmp_path, 128, 256)))
+    assert found.extrapolated("mkor", SWEEP) is None
+    assert sentences(found, str) == ["The prediction is not tested: it needs two widths below the held-out one"]
+
+
+def test_a_label_that_misses_targets_is_not_tested(root: Path, tmp_path: Path):
+    """Truth: KAISA diverges at the smallest width; its budget over AdamW's steps is the same in all runs."""
+    folder = of_widths(root, tmp_path, *WIDTHS)
+    runs = Results(root).runs("width")
+    narrow = runs["workload_parameters"].map(lambda given: given["hidden_size"]) == 64
+    gone = narrow & (runs["optimizer"] == "kaisa")
+    write_rows(folder / "width.runs.csv", RUN_COLUMNS, runs.assign(status=runs["status"].mask(gone, "diverged")))
+    found = widths(Results(folder))
+    assert found.missed("kaisa", SWEEP) == {64: 1, 128: 0, 256: 0}
+    assert {found.extrapolated("kaisa", where).decision for where in PLACES} == {"not tested"}
+    assert found.extrapolated("muon", SWEEP).decision != "not tested"
+    assert all("Missed of its targets: kaisa 100 % at 64" in sentence for sentence in sentences(found, str))
+
+
+def test_a_width_without_targets_is_named(root: Path, tmp_path: Path):
+    folder = of_widths(root, tmp_path, *WIDTHS)
+    runs = Results(root).runs("width")
+    wide = runs["workload_parameters"].map(lambda given: given["hidden_size"]) == 256
+    of_base = wide & (runs["optimizer"] == "adamw")
+    write_rows(folder / "width.runs.csv", RUN_COLUMNS, runs[~of_base])
+    assert sentences(widths(Results(folder)), str)[-1].startswith("Not shown: width 256 has no finished run of adamw")
 
 
 @pytest.mark.parametrize("analysis", [batches, widths])

@@ -38,6 +38,7 @@ class Arrival:
     reached: int
     """Runs that reached the target."""
     runs: int
+    """All that are planned; one that has not ended did not reach the target."""
 
     @property
     def is_censored(self) -> bool:
@@ -63,13 +64,10 @@ class Batches:
     """The label of the base optimizer."""
     reference: str | None
     """The label that others are compared to: one whose runs all reach the target at every size; None without one."""
+    sizes: Sequence[int]
+    """The batch sizes that are planned, the smallest first."""
     arrivals: Mapping[str, Mapping[int, Arrival]]
     """By label and batch size, in the order of the runs and of the sizes."""
-
-    @property
-    def sizes(self) -> list[int]:
-        """The batch sizes, the smallest first."""
-        return sorted({size for by_size in self.arrivals.values() for size in by_size})
 
     def ratios(self, label: str, size: int) -> dict[int, float]:
         """Return the logarithm of a label's iterations over the reference's by study; none if a run is censored."""
@@ -117,7 +115,6 @@ def batches(results: Results) -> tuple[list[Batches], list[str]]:
         NoDataError: there is no run of the experiment, or no workload that can be compared.
     """
     runs = results.some_runs(EXPERIMENT)
-    runs = runs[runs["status"].isin(ENDED)]
     found: list[Batches] = []
     left_out: list[str] = []
     for workload, rows in runs.groupby("workload", sort=False):
@@ -125,6 +122,8 @@ def batches(results: Results) -> tuple[list[Batches], list[str]]:
         base = common_base(rows)
         if len(goals) != 1:
             left_out.append(f"{workload} has {len(goals)} targets, and not one for all sizes")
+        elif not rows["status"].isin(ENDED).any():
+            left_out.append(f"{workload} has no run that ended")
         elif base is None:
             left_out.append(f"{workload} has no run of a base optimizer")
         else:
@@ -137,7 +136,9 @@ def batches(results: Results) -> tuple[list[Batches], list[str]]:
 def _batches(workload: str, target: Target, base: str, runs: pd.DataFrame) -> Batches:
     sizes = runs["workload_parameters"].map(lambda given: int(given["batch_size"]))
     arrivals = {
-        str(label): {int(str(size)): _arrival(rows) for size, rows in of_label.groupby(sizes)}
+        str(label): {
+            int(str(size)): _arrival(rows) for size, rows in of_label.groupby(sizes) if rows["status"].isin(ENDED).any()
+        }
         for label, of_label in runs.groupby("optimizer", sort=False)
     }
     every = set(sizes)
@@ -146,16 +147,17 @@ def _batches(workload: str, target: Target, base: str, runs: pd.DataFrame) -> Ba
         for label in (base, STAND_IN)
         if arrivals.get(label, {}).keys() == every and not any(one.is_censored for one in arrivals[label].values())
     )
-    return Batches(workload, target, base, next(suited, None), arrivals)
+    return Batches(workload, target, base, next(suited, None), sorted(every), arrivals)
 
 
-def _arrival(runs: pd.DataFrame) -> Arrival:
+def _arrival(planned: pd.DataFrame) -> Arrival:
+    runs = planned[planned["status"].isin(ENDED)]
     took = to_target(runs, "steps")
     budgets = dict(zip(runs["seed"].astype(int), runs["steps"].astype(float), strict=True))
     # A target met before the first step counts as met in it: nothing can be said of less than a step.
     logs = {seed: math.log(max(steps if math.isfinite(steps) else budgets[seed], 1.0)) for seed, steps in took.items()}
     by_study = {unit: fmean(logs[seed] for seed in seeds) for unit, seeds in units_of(runs).items()}
-    return Arrival(by_study, sum(map(math.isfinite, took.values())), len(took))
+    return Arrival(by_study, sum(map(math.isfinite, took.values())), len(planned))
 
 
 def sentences(found: Sequence[Batches], workload_name: Callable[[str], str], name: Callable[[str], str]) -> list[str]:

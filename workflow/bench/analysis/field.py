@@ -25,6 +25,7 @@ from workflow.bench.analysis.target_sweep import (
     factors,
     target_sweep,
 )
+from workflow.bench.analysis.time_to_target import to_target
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.tables import NoDataError, Results
@@ -74,8 +75,8 @@ class Contest:
 
     def reached(self, label: str) -> tuple[int, int]:
         """Return how many of a label's runs reached the experiment's target, and how many there are."""
-        rows = self._of(label)
-        return int(rows["crossing_step"].notna().sum()), len(rows)
+        steps = to_target(self._of(label), "steps").values()
+        return sum(map(math.isfinite, steps)), len(steps)
 
     def steps(self, label: str, last: int = len(SHARES)) -> SweptRatio:
         """Return the steps of a label to all targets, or to the last ones, over those of its base."""

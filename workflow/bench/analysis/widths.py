@@ -6,11 +6,12 @@ docs/experiments/width.md states the rules in words.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from statistics import fmean
 from typing import Final, Literal
 
 import numpy as np
@@ -27,8 +28,12 @@ from workflow.bench.results.tables import Results
 
 EXPERIMENT: Final = "width"
 BASE: Final = "adamw"
+HELD_OUT: Final = 256
+"""The width whose speedups the smaller ones predict."""
 CLOSE: Final = 1.5
 """The prediction holds within this factor."""
+MOST_MISSED: Final = 0.1
+"""The largest share of its targets that a label's runs at a width may miss. A run counts with its budget there."""
 
 Where = Literal["at the final quality", "over the sweep"]
 PLACES: Final[Sequence[Where]] = ("at the final quality", "over the sweep")
@@ -36,16 +41,21 @@ PLACES: Final[Sequence[Where]] = ("at the final quality", "over the sweep")
 
 @dataclass(frozen=True)
 class Extrapolated:
-    """The speedup at the held-out width: predicted by a line through the smaller widths, and measured."""
+    """The speedup at `HELD_OUT`: predicted by a line through the smaller widths, and measured."""
 
     predicted: Estimate
-    measured: Estimate
-    ratio: Estimate
-    """The measured speedup over the predicted one, paired by study."""
+    measured: Estimate | None
+    """None before it has runs."""
+    ratio: Estimate | None
+    """The measured speedup over the predicted one, paired by study; None without a measured one."""
+    is_censored: bool = False
+    """Whether the label misses more of its targets than `MOST_MISSED` at some width."""
 
     @property
     def decision(self) -> Decision:
         """What the runs say, by the rules that were declared before them."""
+        if self.ratio is None or self.is_censored:
+            return "not tested"
         if not self.ratio.has_interval:
             return "open"
         if not self.ratio.low <= 1 <= self.ratio.high:
@@ -59,25 +69,40 @@ class Widths:
 
     runs: pd.DataFrame
     sweeps: Mapping[int, TargetSweep]
+    left_out: Sequence[str]
+    """Why widths have no sweep, a clause each."""
 
     @property
     def labels(self) -> list[str]:
         """The labels other than the base, in the order of the runs."""
         return [label for label in dict.fromkeys(self.runs["optimizer"].astype(str)) if label != BASE]
 
+    def _at(self, where: Where) -> Iterator[tuple[int, TargetSweep]]:
+        """Yield the widths with their targets at a place."""
+        for width, sweep in self.sweeps.items():
+            # AdamW's final quality may be no better than the trivial predictor: then that target was dropped.
+            with suppress(NoSweepError):
+                yield width, sweep.at(FINAL) if where == "at the final quality" else sweep
+
     @cached_property
     def logs(self) -> Mapping[tuple[str, Where], Mapping[int, Mapping[int, float]]]:
         """The logarithms of a label's speedup at a place, by width and study; a width without runs to compare lacks."""
-        found: dict[tuple[str, Where], dict[int, Mapping[int, float]]] = {}
-        for label, where in product(self.labels, PLACES):
-            of_label = found.setdefault((label, where), {})
-            for width, sweep in self.sweeps.items():
-                # AdamW's final quality may be no better than the trivial predictor: then that target was dropped.
-                with suppress(NoSweepError):
-                    at = sweep.at(FINAL) if where == "at the final quality" else sweep
-                    if label in at.courses and (ratios := log_ratios(at, BASE, label)):
-                        of_label[width] = ratios
-        return found
+        return {
+            (label, where): {
+                width: ratios
+                for width, sweep in self._at(where)
+                if label in sweep.courses and (ratios := log_ratios(sweep, BASE, label))
+            }
+            for label, where in product(self.labels, PLACES)
+        }
+
+    def missed(self, label: str, where: Where) -> dict[int, float]:
+        """Return by width the share of a label's runs and targets at a place in which the run missed the target."""
+        return {
+            width: fmean(math.isinf(step) for steps in sweep.courses[label].crossings.values() for step in steps)
+            for width, sweep in self._at(where)
+            if label in sweep.courses
+        }
 
     def speedups(self, label: str, where: Where) -> dict[int, Estimate]:
         """Return a label's speedup by width."""
@@ -89,10 +114,10 @@ class Widths:
         return slope(logs) if logs.keys() == self.sweeps.keys() else None
 
     def extrapolated(self, label: str, where: Where) -> Extrapolated | None:
-        """Return the prediction of the largest width; None without two smaller ones, all with runs to compare."""
+        """Return the prediction of `HELD_OUT`; None without two smaller widths, all with runs to compare."""
         logs = self.logs[label, where]
-        *smaller, held_out = self.sweeps
-        if len(smaller) < 2 or logs.keys() != self.sweeps.keys():
+        smaller = [width for width in self.sweeps if width < HELD_OUT]
+        if len(smaller) < 2 or not logs.keys() >= set(smaller):
             return None
         studies = sorted(set.intersection(*(set(of_width) for of_width in logs.values())))
         if not studies:
@@ -100,9 +125,13 @@ class Widths:
         values = np.array([[logs[width][study] for study in studies] for width in smaller])
         # One line a study: [2, studies], the slopes above the intercepts.
         lines = np.polyfit(np.log(smaller), values, 1)
-        predicted = lines[0] * math.log(held_out) + lines[1]
-        measured = np.array([logs[held_out][study] for study in studies])
-        return Extrapolated(mean_ratio(predicted), mean_ratio(measured), mean_ratio(measured - predicted))
+        predicted = lines[0] * math.log(HELD_OUT) + lines[1]
+        is_censored = max(self.missed(label, where).values()) > MOST_MISSED
+        if HELD_OUT not in logs:
+            return Extrapolated(mean_ratio(predicted), None, None, is_censored)
+        measured = np.array([logs[HELD_OUT][study] for study in studies])
+        ratio = mean_ratio(measured - predicted)
+        return Extrapolated(mean_ratio(predicted), mean_ratio(measured), ratio, is_censored)
 
 
 def widths(results: Results) -> Widths:
@@ -114,7 +143,8 @@ def widths(results: Results) -> Widths:
     runs, metrics = results.some_runs(EXPERIMENT), results.metrics(EXPERIMENT)
     runs = runs[runs["status"].isin(ENDED)]
     size = runs["workload_parameters"].map(lambda given: int(given["hidden_size"]))
-    sweeps, left_out = {}, []
+    sweeps: dict[int, TargetSweep] = {}
+    left_out: list[str] = []
     for width, rows in runs.groupby(size):
         try:
             sweeps[int(str(width))] = target_sweep(rows, metrics[metrics["run"].isin(rows["run"])], BASE)
@@ -122,7 +152,7 @@ def widths(results: Results) -> Widths:
             left_out.append(f"width {width} {problem}")
     if not sweeps:
         raise nothing_to_compare(results, EXPERIMENT, left_out)
-    return Widths(runs, sweeps)
+    return Widths(runs, sweeps, left_out)
 
 
 def sentences(found: Widths, name: Callable[[str], str]) -> list[str]:
@@ -132,14 +162,26 @@ def sentences(found: Widths, name: Callable[[str], str]) -> list[str]:
     """
     said = []
     for where in PLACES:
-        clauses = [
-            f"{name(label)} {one.decision} ({estimated(one.measured)}, predicted {estimated(one.predicted)})"
+        found_by_label = {label: found.extrapolated(label, where) for label in found.labels}
+        if not any(found_by_label.values()):
+            continue
+        clauses = [f"{name(label)} {_clause(one)}" for label, one in found_by_label.items()]
+        short = [
+            f"{name(label)} {', '.join(f'{100 * share:.0f} % at {width}' for width, share in shares.items() if share)}"
             for label in found.labels
-            if (one := found.extrapolated(label, where)) is not None
+            if any((shares := found.missed(label, where)).values())
         ]
-        if clauses:
-            said.append(
-                f"Declared before the runs: at width {max(found.sweeps)} the speedup {where} is what a line through "
-                f"the smaller widths has there: {', '.join(clauses)}"
-            )
-    return said or ["The prediction is not tested: it needs three widths"]
+        missed = f". Missed of its targets: {'; '.join(short)}" if short else ""
+        said.append(
+            f"Declared before the runs: at width {HELD_OUT} the speedup {where} is what a line through the smaller "
+            f"widths has there: {', '.join(clauses)}{missed}"
+        )
+    without = [f"Not shown: {'; '.join(found.left_out)}"] if found.left_out else []
+    return [*(said or ["The prediction is not tested: it needs two widths below the held-out one"]), *without]
+
+
+def _clause(one: Extrapolated | None) -> str:
+    if one is None:
+        return "not tested"
+    measured = estimated(one.measured) or "not measured yet"
+    return f"{one.decision} ({measured}, predicted {estimated(one.predicted)})"

@@ -9,7 +9,7 @@ from typing import Final
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import looks
-from workflow.bench.analysis.widths import PLACES, Where, Widths, sentences, widths
+from workflow.bench.analysis.widths import HELD_OUT, PLACES, Where, Widths, sentences, widths
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -69,9 +69,9 @@ def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -
     for label, place in panels.places_beside(labels, _APART).items():
         panels.draw_estimates(axes, found.speedups(label, where), label, place)
         if (extrapolated := found.extrapolated(label, where)) is not None:
-            hollow = {max(found.sweeps) * math.exp(_PREDICTED): extrapolated.predicted}
+            hollow = {HELD_OUT * math.exp(_PREDICTED): extrapolated.predicted}
             panels.draw_estimates(axes, hollow, label, place, linestyle="none", markerfacecolor="white")
-    panels.fixed_ticks(axes.xaxis, found.sweeps)
+    panels.fixed_ticks(axes.xaxis, sorted({*found.sweeps, HELD_OUT}))
     axes.set_xlabel("width")
 
 

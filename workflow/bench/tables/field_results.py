@@ -75,6 +75,7 @@ def _row(contest: Contest, label: str, times: StepTimes) -> dict[str, Any]:
 
 
 def _parts(name: str, found: Estimate | None) -> dict[str, str]:
-    """Return an estimate's value and bounds as columns; empty without one."""
+    """Return an estimate's value and bounds as columns, ``inf`` of runs that diverged; empty without one."""
     values = (found.value, found.low, found.high) if found else (math.nan,) * 3
-    return dict(zip((name, f"{name}, low", f"{name}, high"), (number(v, DIGITS) for v in values), strict=True))
+    texts = (f"{value:g}" if math.isinf(value) else number(value, DIGITS) for value in values)
+    return dict(zip((name, f"{name}, low", f"{name}, high"), texts, strict=True))
