@@ -185,6 +185,32 @@ def test_labels_are_tuned_one_by_one_and_a_broken_off_search_keeps_what_is_compl
     assert capsys.readouterr().err == "interrupted and saved; the same command resumes it\n"
 
 
+def test_a_variant_of_a_workload_has_values_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """A plain workload states less than a variant of it does, and is another one all the same."""
+    plain = block(optimizer("sgd", lr="tuned"), seeds=[0, 1], tuning=TUNING)
+    centred = {**plain, "workload": {**plain["workload"], "centred_inputs": True}}
+    (write(folder, "one", plain), call(folder, "one"))
+    write(folder, "one", plain, centred)
+    from workflow.bench.training.runner import Runner
+
+    tuned = files_of(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(Runner, "train", lambda *_: False)
+        assert call(folder, "one") == EXIT_RESUMABLE
+    assert files_of(folder) == tuned
+    with pytest.raises(ConfigError, match="no value for this workload and label"):
+        load(folder).job("one", "sgd")
+
+    assert call(folder, "one", "--missing") == 0
+    records = yaml.safe_load((folder / "tuned" / "embedded" / "one.yaml").read_text())
+    assert [record["workload"].get("centred_inputs") for record in records] == [None, True]
+    plan = load(folder)
+    assert plan.notes == ()
+    for planned in plan.job("one", "sgd").planned:
+        record = records[bool(planned.run.spec["workload"].get("centred_inputs"))]
+        assert planned.run.hyperparameters["lr"] == record["studies"][planned.study]["hyperparameters"]["lr"]
+
+
 def test_missing_skips_optimizers_whose_values_another_machine_tuned(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert call(folder, "one", "--label", "sgd") == 0
     shutil.rmtree(load(folder).results)  # config/tuned is committed, the results stay on the machine that made them

@@ -28,10 +28,10 @@ def read_records(file: Path) -> list[dict[str, Any]]:
 def is_of(record: Mapping[str, Any], workload: Mapping[str, Any], label: str, by: Sequence[str] = ()) -> bool:
     """Return whether a record is that of a label on a workload.
 
-    by: the workload's parameters that decide; by default all that the record states.
+    by: the workload's parameters that decide; by default all that either states.
     """
     recorded = record["workload"]
-    same = all(workload.get(name) == recorded.get(name) for name in by or recorded)
+    same = all(workload.get(name) == recorded.get(name) for name in by or {*recorded, *workload})
     return same and bool(record["label"] == label)
 
 
@@ -125,7 +125,7 @@ class TunedValues:
     ) -> int | None:
         """Return the index of the first record with an entry's label and values that was tuned with a workload.
 
-        by: the workload's parameters that decide; by default all that the record states.
+        by: as in `is_of`.
         """
         for index, record in enumerate(self._records):
             complete = all(study["hyperparameters"].keys() >= set(names) for study in record["studies"])
