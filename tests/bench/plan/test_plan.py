@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from baselines import available, method_class, module_of
 from tests.support.experiments import block, load, make_folder, optimizer, options, write
+from workflow.bench import workloads
 from workflow.bench.plan import Plan
 from workflow.bench.plan.__main__ import main
 from workflow.bench.plan.artefacts import describe, inputs, workloads_of
@@ -31,7 +32,7 @@ from workflow.bench.plan.hyperparameters import COMPUTED, REQUIRED, accepted, re
 from workflow.bench.plan.runs import Run, run_id
 from workflow.bench.plan.tiers import FIELD
 from workflow.bench.support import config
-from workflow.bench.support.config import ROOT, ConfigError
+from workflow.bench.support.config import ROOT, ConfigError, with_defaults
 
 RELEASED = optimizer("mkor", "mkor_released", lr=1, update_rule="released")
 SWEPT = {"sweep": {"inverse_update_period": [1, 10]}}
@@ -229,7 +230,8 @@ def keep_tuned(folder: Path, tier: str, rates: dict[int | None, float]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     records = []
     for width, lr in rates.items():
-        workload = {"name": "autoencoder"} if width is None else {"name": "autoencoder", "hidden": [width]}
+        given = {} if width is None else {"hidden": [width]}
+        workload = {"name": "autoencoder", **with_defaults(given, workloads.parameters("autoencoder"))}
         study = {"hyperparameters": {"lr": lr}, "trials": ["none"], "score": 0.1}
         records.append({"workload": workload, "label": "sgd", "studies": [study]})
     file.write_text(yaml.safe_dump(records))
