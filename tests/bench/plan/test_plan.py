@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import MISSING, fields, replace
 from inspect import Parameter, signature
 from pathlib import Path
@@ -21,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines import available, method_class, module_of
+from tests.support.calls import counted
 from tests.support.experiments import block, load, make_folder, optimizer, options, write
 from workflow.bench import workloads
 from workflow.bench.plan import Plan
@@ -57,17 +57,16 @@ def test_a_sweep_may_link_hyperparameters_and_leaves_the_ids_of_a_product_as_the
 def test_plan_imports_no_torch_and_is_quick():
     """Snakemake loads the plan at every start, and login nodes must not import torch."""
     code = (
-        "import sys, time; start = time.process_time(); from workflow.bench.plan import Plan;"
-        "plan = Plan.load(results=sys.argv[1], hardware='test'); seconds = time.process_time() - start;"
+        "import sys\nfrom tests.support.calls import counted\nwith counted() as calls:\n"
+        " from workflow.bench.plan import Plan; plan = Plan.load(results=sys.argv[1], hardware='test')\n"
         "heavy = {'torch', 'transformers', 'pandas', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules);"
-        "assert not heavy, heavy; assert plan.jobs; print(seconds)"
+        "assert not heavy, heavy; assert plan.jobs; print(calls())"
     )
     called = subprocess.run(
         [sys.executable, "-c", code, "/nonexistent"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert called.returncode == 0, called.stderr
-    # Seconds of the processor, half of Snakemake's budget: other processes on the machine do not count.
-    assert float(called.stdout) < 2
+    assert int(called.stdout) < 4_500_000  # about two seconds of a slow core, half of Snakemake's budget
 
 
 def test_a_spec_is_resolved_and_its_id_is_its_hash(folder: Path):
@@ -185,9 +184,9 @@ def test_the_most_runs_are_planned_in_a_few_seconds(folder: Path):
     """No step of the plan takes time that grows with the square of the number of runs."""
     swept = {**BLOCK["optimizers"][0], "sweep": {"weight_decay": [k / 1000 for k in range(10)]}}
     write(folder, "one", {**BLOCK, "seeds": list(range(MAX_RUNS // 10)), "optimizers": [swept]})
-    began = time.process_time()
-    assert len(load(folder).runs) == MAX_RUNS
-    assert time.process_time() - began < 10
+    with counted() as calls:
+        assert len(load(folder).runs) == MAX_RUNS
+    assert calls() < 2_000_000
 
 
 @pytest.mark.parametrize(("batch", "parts"), [(1, 1), (12, 1), (12, 4), (60, 6), (97, 1), (64, 64)])
