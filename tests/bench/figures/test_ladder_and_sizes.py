@@ -1,8 +1,9 @@
-"""Figures 21 to 23 and the ladder's table, from results set by hand."""
+"""Figures 21 to 23 and their tables, from results set by hand."""
 
 from __future__ import annotations
 
 import math
+import shutil
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 
 from tests.support import synthetic_ladder
 from tests.support.figures import caption_of, figure_of, legend_of, lines_of, texts_in, title_of, xs, ys
+from tests.support.synthetic import write_rows
 from tests.support.synthetic_ladder import (
     CENTRED,
     ITERATIONS,
@@ -33,8 +35,10 @@ from tests.support.synthetic_ladder import (
 )
 from workflow.bench.analysis import looks
 from workflow.bench.analysis.ladder import BASES, CENTRING, NO_GAIN, RUNGS
+from workflow.bench.analysis.widths import HELD_OUT, PLACES
 from workflow.bench.figures.fig21_ladder import _LOOKS
 from workflow.bench.make_artefact import main
+from workflow.bench.results.columns import RUN_COLUMNS
 from workflow.bench.results.tables import Results
 
 
@@ -210,6 +214,73 @@ def test_the_ladder_s_table_has_a_row_for_each_rung(root: Path, tmp_path: Path):
     assert set(table.loc[table["label"] != "mkor", "prediction"]) == {"", "holds"}
     text = (tmp_path / "ladder.md").read_text()
     assert "MKOR's memory (one_side against one_vector) saves iterations on 0 of 2 workloads with SGD as base" in text
+
+
+def value(cell: object) -> float:
+    """Return the number in front of a cell's interval."""
+    return float(str(cell).partition(" [")[0])
+
+
+def read_table(name: str, root: Path, tmp_path: Path) -> pd.DataFrame:
+    assert main([name, "--results", str(root), "--out-dir", str(tmp_path)]) == 0
+    return pd.read_csv(tmp_path / f"{name}.csv", dtype=str, keep_default_na=False)
+
+
+def test_the_table_of_batch_sizes_has_a_row_for_each_label_and_size(root: Path, tmp_path: Path):
+    """Truth: the powers; the largest size names the runs of all sizes, of the label and of the reference."""
+    table = read_table("batch_size", root, tmp_path)
+    assert len(table) == sum(map(len, ITERATIONS.values())) * len(SIZES)
+    rows = table.set_index(["workload", "label", "batch size"])
+    at = {size: rows.loc["autoencoder", "mkor", str(size)] for size in SIZES}
+    for size in SIZES:
+        assert value(at[size]["iterations"]) == pytest.approx(iterations(0.5, size), rel=0.005)
+        ratio = iterations(0.5, size) / iterations(0.25, size)
+        assert value(at[size]["iterations / reference"]) == pytest.approx(ratio, rel=0.005)
+    assert (at[32]["reached"], at[32]["reference"], at[32]["slope"], at[32]["prediction"]) == (
+        "3 of 3",
+        "nadamw",
+        "",
+        "",
+    )
+    assert at[SIZES[-1]]["slope"].startswith("-0.25")
+    assert at[SIZES[-1]]["prediction"] == "holds"
+    named = [len(at[size]["data"].removeprefix("batch_size.runs.csv: runs ").split(", ")) for size in SIZES]
+    assert named == [6, 6, 6, 24]
+    missed = rows.loc["autoencoder", "sgd", str(SIZES[-1])]
+    assert (missed["reached"], missed["iterations"], missed["iterations / reference"], missed["prediction"]) == (
+        "0 of 3",
+        str(STEPS),
+        "",
+        "not tested",
+    )
+
+
+def test_the_table_of_widths_has_the_prediction_beside_what_was_measured(root: Path, tmp_path: Path):
+    """Truth: the speeds; the line through the first two has s(128)^2 / s(64) at the third width."""
+    table = read_table("width", root, tmp_path)
+    assert len(table) == len(SPEEDUPS) * len(WIDTHS) * len(PLACES)
+    rows = table.set_index(["label", "where", "width"])
+    for label, speeds in SPEEDUPS.items():
+        for width, speed in zip(WIDTHS, speeds, strict=True):
+            assert rows.loc[label, "over the sweep", str(width)]["speedup over AdamW"].startswith(f"{speed:.3g} [")
+        last = rows.loc[label, "over the sweep", "256"]
+        predicted = value(last["predicted"])
+        assert predicted == pytest.approx(speeds[1] ** 2 / speeds[0], rel=0.005)
+        ratio = value(last["measured / predicted"])
+        assert ratio == pytest.approx(speeds[2] / predicted, rel=0.01)
+    assert rows.loc["kaisa", "over the sweep", "256"]["prediction"] == "fails"
+    assert rows.loc["kaisa", "over the sweep", "128"]["predicted"] == ""
+
+
+def test_the_table_of_widths_predicts_the_largest_before_it_has_runs(root: Path, tmp_path: Path):
+    runs = Results(root).runs("width")
+    small = runs["workload_parameters"].map(lambda given: given["hidden_size"]) < HELD_OUT
+    write_rows(tmp_path / "width.runs.csv", RUN_COLUMNS, runs[small])
+    shutil.copy(root / "width.csv", tmp_path)
+    rows = read_table("width", tmp_path, tmp_path / "out").set_index(["label", "where", "width"])
+    row = rows.loc["muon", "at the final quality", "256"]
+    assert (row["speedup over AdamW"], row["measured / predicted"], row["prediction"]) == ("", "", "not tested")
+    assert value(row["predicted"]) == pytest.approx(2.5**2 / 2, rel=0.005)
 
 
 @pytest.mark.parametrize(("name", "write"), [("fig22_batch_size", write_batch_sizes), ("fig23_width", write_widths)])
