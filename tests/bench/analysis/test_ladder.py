@@ -216,6 +216,15 @@ def test_what_the_left_factor_and_the_memory_are_worth(found):
         f"{centring} 0 of 1 workloads with AdamW as base",
     ]
     assert worths[5].endswith("where nothing differs, 2.5 % of them save iterations by chance")
+    reaches = {
+        place: sorted(100 * max(share.high - share.value, share.value - share.low) for share in shares)
+        for place in ("autoencoder", "alexnet")
+        if (ladder := found[place, "sgd", False])
+        and (shares := [ladder.share(rung) for rung in ladder.rungs if rung != "kfac"])
+    }
+    said = ", ".join(f"{place.upper()} with SGD {each[0]:.0f} to {each[-1]:.0f}" for place, each in reaches.items())
+    # KFAC has no gain over AdamW on AlexNet.
+    assert worths[6] == f"The intervals of shares reach so many points to one side: {said}"
 
 
 def test_dropped_targets_are_named(found):

@@ -210,6 +210,10 @@ def test_the_ladder_s_table_has_a_row_for_each_rung(root: Path, tmp_path: Path):
     # The runs of MKOR and its base with plain inputs, too, which the gain that is left is compared with.
     assert len(centred["data"].removeprefix("ladder.runs.csv: runs ").split(", ")) == 9 + 6
     assert mac["missed"] == "0 of 24"
+    mkor = rows.loc["alexnet", "sgd", "plain", "mkor"]
+    assert value(mkor["mkor / one_side"]) == pytest.approx(1.5 / 1.8, rel=0.01)
+    assert value(mkor["mkor / centred"]) == pytest.approx(CENTRED / 1.8, rel=0.01)
+    assert (mkor["one_side / one_vector"], mac["mkor / one_side"], centred["mkor / centred"]) == ("", "", "")
     assert centred["gain left by centring"].startswith(f"{math.log(1.7) / math.log(1.8):.3g} [")
     assert set(table.loc[table["label"] != "mkor", "prediction"]) == {"", "holds"}
     text = (tmp_path / "ladder.md").read_text()

@@ -254,7 +254,20 @@ def sentences(found: Sequence[Ladder], name: Callable[[str], str]) -> list[str]:
     by_chance = (
         f"Each such comparison stands alone: where nothing differs, {50 * (1 - current_level()):.3g} % of them save"
     )
-    return [*said, *worths, *([f"{by_chance} iterations by chance"] if worths else []), *_dropped(found, name)]
+    beside = [f"{by_chance} iterations by chance"] if worths else []
+    return [*said, *worths, *beside, *_precision(found, name), *_dropped(found, name)]
+
+
+def _precision(found: Iterable[Ladder], name: Callable[[str], str]) -> Iterator[str]:
+    """Yield how far intervals of shares of KFAC's gain reach, in points: the least and the most of each ladder."""
+    clauses = []
+    for ladder in found:
+        shares = [share for rung in ladder.rungs if rung != TOP and (share := ladder.share(rung)) is not None]
+        reach = sorted(100 * max(share.high - share.value, share.value - share.low) for share in shares)
+        if reach and not ladder.centred:
+            clauses.append(f"{name(ladder.workload)} with {NAMES[ladder.base]} {reach[0]:.0f} to {reach[-1]:.0f}")
+    if clauses:
+        yield f"The intervals of shares reach so many points to one side: {', '.join(clauses)}"
 
 
 def _dropped(found: Iterable[Ladder], name: Callable[[str], str]) -> Iterator[str]:

@@ -8,7 +8,17 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.ladder import CENTRING, TOP, Ladder, inputs_name, ladders, predictions, runs_of, sentences
+from workflow.bench.analysis.ladder import (
+    CENTRING,
+    STEPS,
+    TOP,
+    Ladder,
+    inputs_name,
+    ladders,
+    predictions,
+    runs_of,
+    sentences,
+)
 from workflow.bench.analysis.wording import estimated
 from workflow.bench.results.sources import Sources, from_runs
 from workflow.bench.results.tables import Results
@@ -23,6 +33,8 @@ _NOTES: Final = (
     "A gain is the logarithm of the base's iterations over the rung's. The share of KFAC's gain is the ratio of the "
     "means of both gains, with Fieller's interval over studies. It is undefined where the interval of KFAC's gain "
     "reaches 0. Gain left by centring: MKOR's gain with centred inputs over that with plain ones",
+    "Mkor / one_side is what MKOR's left factor is worth, one_side / one_vector its memory, mkor / centred MKOR in "
+    "place of centring: ratios of iterations with plain inputs, below 1 in favor of the first",
     "Missed: pairs of a run and the base's at a target that one of the two does not reach. That run counts with all of "
     "its steps, which draws the ratio toward 1",
 )
@@ -57,13 +69,22 @@ def _row(ladder: Ladder, rung: str) -> dict[str, Any]:
         "iterations / base": estimated(ladder.ratio(rung)),
         "missed": ladder.missed(rung),
         "share of KFAC's gain": estimated(ladder.share(rung)) or ladder.no_share(rung),
+        **{
+            f"{above} / {below}": _compared(ladder, above, below) if above == rung else ""
+            for above, below in STEPS.values()
+        },
         "gain left by centring": "",
         "prediction": "",
     }
 
 
+def _compared(ladder: Ladder, above: str, below: str) -> str:
+    return estimated(ladder.compared(ladder.label(above), ladder.label(below)))
+
+
 def _data(ladder: Ladder, rung: str, found: list[Ladder]) -> Sources:
-    labels = [ladder.base, *map(ladder.label, (rung, TOP))]
+    below = (compared_with for above, compared_with in STEPS.values() if above == rung)
+    labels = [ladder.base, *map(ladder.label, (rung, TOP, *below))]
     rows = ladder.runs[ladder.runs["optimizer"].isin(labels)]
     if ladder.centred and rung == "mkor":  # the prediction compares its gain with the one that plain inputs have
         plain = [
