@@ -324,18 +324,18 @@ def _published(kept: Kept) -> str:
 
 
 def _ladder(kept: Kept) -> str:
-    rows = kept.rows("tables/ladder")
-    shares: dict[str, list[str]] = {}
-    for row in rows:
-        rung = row["label"].removesuffix(f"_{row['base']}")
-        if rung in ("mac", "mkor") and row["inputs"] == "plain":
-            shares.setdefault(f"{row['workload']} over {row['base']}", []).append(row["share of KFAC's gain"])
-    known = {place: both for place, both in shares.items() if all(re.match(r"-?\d", share) for share in both)}
-    both = {place: of_place for place, of_place in known.items() if len(of_place) == 2}
-    need(both, "no workload has the shares of MAC and of MKOR")
-    phrases = (f"{mac} and {mkor} on {place}" for place, (mac, mkor) in both.items())
-    unknown = [place for place in shares if place not in known]
-    unshown = f" On {', '.join(unknown)} KAISA's own gain is not shown." if unknown else ""
+    rows = [row | {"rung": row["label"].removesuffix(f"_{row['base']}")} for row in kept.rows("tables/ladder")]
+    rungs = {"MAC": "mac", "MKOR": "mkor", "FOOF": "foof", "KAISA": "kfac", "centring the inputs alone": "centred"}
+    plain = [row for row in rows if row["inputs"] == "plain" or row["rung"] == "centred"]
+    by_rung = {name: [row for row in plain if row["rung"] == rung] for name, rung in rungs.items()}
+    need(all(by_rung.values()), "a rung has no row")
+    saves = (f"{name} on {_saves(of_rung, 'iterations / base')}" for name, of_rung in by_rung.items())
+    parts = {
+        "its left factor": "mkor / one_side",
+        "its memory of past inputs": "one_side / one_vector",
+        "MKOR in place of centring": "mkor / centred",
+    }
+    worth = (f"{part} on {_saves(rows, column)}" for part, column in parts.items())
     decided: dict[str, list[str]] = {}
     for row in rows:
         if row["prediction"]:
@@ -343,19 +343,15 @@ def _ladder(kept: Kept) -> str:
     predicted = "; ".join(f"{decision}: {', '.join(places)}" for decision, places in decided.items())
     vanishes = f" That MKOR's gain vanishes where inputs are centred, as declared before the runs, {predicted}."
     return (
-        f"Of KAISA's gain MAC (its rank-1 input side alone) and MKOR keep {'; '.join(phrases)} (`fig21_ladder`)."
-        f"{unshown} MKOR's {_worth(rows, 'left factor', 'mkor / one_side')}, "
-        f"{_worth(rows, 'its memory of past inputs', 'one_side / one_vector')}.{vanishes if decided else ''}"
+        f"Of the pairs of a workload and a base, these save iterations over the base: {', '.join(saves)} "
+        f"(`fig21_ladder`). Of MKOR's parts these do: {', '.join(worth)}.{vanishes if decided else ''}"
     )
 
 
-def _worth(rows: Sequence[Row], part: str, column: str) -> str:
-    """Return on how many ladders a part of MKOR saves iterations, by the intervals of a column of the table."""
-    highs = [(f"{row['workload']} over {row['base']}", _HIGH.search(row[column])) for row in rows]
-    known = {place: float(high[1]) for place, high in highs if high}
-    saves = [place for place, high in known.items() if high < 1]
-    where = f" ({', '.join(saves)})" if saves else ""
-    return f"{part} saves iterations on {len(saves)} of {len(known)}{where}"
+def _saves(rows: Sequence[Row], column: str) -> str:
+    """Return in how many of the rows with an interval in a column of the ladder's table it lies below 1."""
+    highs = [float(found[1]) for row in rows if (found := _HIGH.search(row[column]))]
+    return f"{sum(high < 1 for high in highs)} of {len(highs)}"
 
 
 FINDINGS: Final[Mapping[str, Callable[[Kept], str]]] = {
@@ -366,7 +362,7 @@ FINDINGS: Final[Mapping[str, Callable[[Kept], str]]] = {
     "A mean vector stands for activations, not for gradients; here MKOR's left factor has no effect.": _rank_one,
     "On AlexNet MKOR is faster than the paper's rivals.": _alexnet,
     "Scores after fine-tuning do not tell the optimizers of pre-training apart.": _scores,
-    "How much of KAISA's gain MKOR keeps.": _ladder,
+    "What the parts of MKOR are worth.": _ladder,
     "MKOR is not the least sensitive to the learning rate.": _learning_rate,
     "With both sides acting MKOR needs fewer iterations on the autoencoder.": _both_sides,
     "The base optimizer matters, and MKOR helps over the better one, too.": _better_base,
