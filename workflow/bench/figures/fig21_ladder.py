@@ -1,8 +1,7 @@
-"""Figure 21 (ours): the share of KFAC's gain that each rung keeps, and what remains where inputs are centred."""
+"""Figure 21 (ours): the iterations that each rung saves, and what remains where inputs are centred."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from workflow.bench.analysis import looks
 from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.analysis.ladder import (
     BASES,
+    CENTRING,
     NAMES,
     RUNGS,
     TOP,
@@ -38,37 +38,29 @@ _LOOKS: Final = {
 }
 _APART: Final = 0.22
 """The distance of the two base optimizers from the middle of a row."""
-_SPAN: Final = (-45.0, 145.0)
-"""The shares that a panel shows, in percent."""
 _ENDS: Final = ("mkor", "both_sides", TOP)
 """The rungs that are trained with centred inputs, too."""
 _NOTES: Final = (
-    "Above: gain of a rung over gain of KFAC; a gain is the logarithm of the base optimizer's iterations over the "
-    "rung's, the mean over the sweep's targets; Fieller's interval over tuning studies, which may leave the panel; a "
-    "triangle at its edge is a share beyond it, and there is none where the interval of KFAC's own gain reaches 0. "
-    "Centring alone is the base optimizer with centred inputs",
-    "Below: iterations over those of the base optimizer with the same inputs, geometric mean over targets, seeds and "
-    "studies, t interval over studies; below 1 saves iterations. Above each panel: what the runs say of the prediction",
+    "Iterations over those of the base optimizer: geometric mean over the sweep's targets, seeds and tuning studies, t "
+    "interval over studies; below 1 saves iterations. The base has the same inputs; centring alone is the base "
+    "optimizer with centred inputs over itself with plain ones",
+    "Above: plain inputs. Below: plain inputs above centred ones; above each panel what the runs say of the "
+    "prediction. Shares of KFAC's gain are in the table ladder",
 )
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw a column for each workload: shares of KFAC's gain above, plain and centred inputs below."""
+    """Draw a column for each workload: all rungs with plain inputs above, plain and centred inputs below."""
     found, left_out = ladders(results)
     declared = predictions(found)
     workloads = list(dict.fromkeys(ladder.workload for ladder in found))
-    figure, axes = page.new_figure(2, len(workloads), height=3.5, sharex="row", sharey="row")
+    figure, axes = page.new_figure(2, len(workloads), height=3.5, sharex=True, sharey="row")
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         of_workload = [ladder for ladder in found if ladder.workload == workload]
-        lines = _draw_shares(upper, [ladder for ladder in of_workload if not ladder.centred])
-        title = looks.data_title(of_workload[0].runs, width=66 // len(workloads))  # 66 letters in all panels
-        upper.set_title(title, pad=4 + 7.5 * lines)
+        _draw_rungs(upper, [ladder for ladder in of_workload if not ladder.centred])
+        upper.set_title(looks.data_title(of_workload[0].runs, width=66 // len(workloads)))  # 66 letters in all panels
         _draw_ratios(lower, of_workload)
         _head(lower, [f"{NAMES[one.base]}: {one.said}" for one in declared if one.workload == workload])
-    for upper in axes[0]:
-        upper.set_xlim(*_SPAN)
-        panels.fixed_ticks(upper.xaxis, (0, 50, 100))
-        upper.set_xlabel("gain kept (%)")
     low, high = axes[1, 0].get_xlim()
     for lower in axes[1]:
         ticks = (0.1, 0.2, 0.5, 1, 2, 5, 10) if high > 4 * low else (0.3, 0.5, 0.7, 1, 1.4, 2)
@@ -81,41 +73,32 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
     runs = runs_of(found)
     text = page.caption(results, runs, notes=notes, summarized=False)
-    reading = "Above: KFAC is 100 %. Below: left of 1 is faster."
+    reading = "Left of 1: fewer iterations than the base optimizer."
     return page.save(figure, folder, "fig21_ladder", legend, text, _message(found), reading, columns=5)
 
 
 def _message(found: Sequence[Ladder]) -> str:
-    """Return the title: the shares of KFAC's gain that MKOR keeps, and the decision on centred inputs."""
-    shares = [share.value for one in found if not one.centred and (share := one.share("mkor")) is not None]
+    """Return the title: where MKOR saves iterations and where centring does, and the decision on centred inputs."""
+    plain = [one for one in found if not one.centred]
+    counts = []
+    for name, rung in (("MKOR", "mkor"), ("centring the inputs", CENTRING)):
+        ratios = [ratio for one in plain if (ratio := one.ratio(rung)) is not None]
+        if ratios:
+            counts.append(f"{name} on {sum(ratio.high < 1 for ratio in ratios)} of {len(ratios)}")
     decision = in_general(decisions_by_workload(predictions(found)))
-    vanishes = f"that it vanishes with centred inputs {'is open' if decision == 'open' else decision}"
-    if not shares:
-        return f"MKOR's gain in iterations: {vanishes}"
-    low, high = (f"{100 * share:.0f}" if share <= 1 else "more than 100" for share in (min(shares), max(shares)))
-    kept = low if low == high else f"{low} to {high}"
-    return f"MKOR keeps {kept} % of KFAC's gain; {vanishes}"
+    vanishes = f"that MKOR's gain vanishes with centred inputs {'is open' if decision == 'open' else decision}"
+    return f"Iterations are saved by {', by '.join(counts)}; {vanishes}" if counts else vanishes.capitalize()
 
 
-def _draw_shares(axes: Axes, plain: Sequence[Ladder]) -> int:
-    """Draw the share of KFAC's gain in a row for each rung, the base optimizers beside each other.
-
-    Returns the number of lines above the panel, which say where there is no share.
-    """
-    for end in (0, 100):
-        axes.axvline(end, color=page.GUIDE, linewidth=0.8)
-    rungs = [rung for rung in RUNGS if rung != TOP]
-    undefined: list[str] = []
+def _draw_rungs(axes: Axes, plain: Sequence[Ladder]) -> None:
+    """Draw iterations over the base's in a row for each rung, the base optimizers beside each other."""
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
+    axes.set_xscale("log")
     for ladder in plain:
-        shares = {rung: share for rung in rungs if (share := ladder.share(rung)) is not None}
-        for rung, share in shares.items():
-            row = rungs.index(rung) + _APART * (2 * list(BASES).index(ladder.base) - 1)
-            _draw(axes, share.scaled(100), row, _LOOKS[ladder.base], span=_SPAN)
-        if not shares:
-            undefined += [f"{_LOOKS[ladder.base].name}:", ladder.no_share(TOP)]
-    _head(axes, undefined)
-    forest.name_rows(axes, [RUNGS[rung] for rung in rungs])
-    return len(undefined)
+        for row, rung in enumerate(RUNGS):
+            if (ratio := ladder.ratio(rung)) is not None:
+                _draw(axes, ratio, row + _APART * (2 * list(BASES).index(ladder.base) - 1), _LOOKS[ladder.base])
+    forest.name_rows(axes, [*RUNGS.values()])
 
 
 def _draw_ratios(axes: Axes, of_workload: Sequence[Ladder]) -> None:
@@ -133,23 +116,12 @@ def _draw_ratios(axes: Axes, of_workload: Sequence[Ladder]) -> None:
     forest.name_rows(axes, [RUNGS[rung] for _, rung in rows])
 
 
-def _draw(
-    axes: Axes,
-    found: Estimate,
-    row: float,
-    look: looks.MethodStyle,
-    *,
-    hollow: bool = False,
-    span: tuple[float, float] = (-math.inf, math.inf),
-) -> None:
-    """Draw a marker with its interval; a value outside of ``span`` is a triangle at its edge."""
-    low, high = span
+def _draw(axes: Axes, found: Estimate, row: float, look: looks.MethodStyle, *, hollow: bool = False) -> None:
+    """Draw a marker with its interval."""
     if found.has_interval:
-        axes.hlines(row, max(found.low, low), min(found.high, high), color=look.color, linewidth=1.6, alpha=0.55)
-    marker = "<" if found.value < low else ">" if found.value > high else look.marker
+        axes.hlines(row, found.low, found.high, color=look.color, linewidth=1.6, alpha=0.55)
     face: dict[str, Any] = {"markerfacecolor": "white"} if hollow else {}
-    value = min(max(found.value, low), high)
-    axes.plot(value, row, marker=marker, color=look.color, markersize=4.2, clip_on=False, **face)
+    axes.plot(found.value, row, marker=look.marker, color=look.color, markersize=4.2, **face)
 
 
 def _head(axes: Axes, lines: Sequence[str]) -> None:
