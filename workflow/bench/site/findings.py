@@ -23,7 +23,7 @@ from workflow.bench.results.archive import SUFFIX, read_archive
 from workflow.bench.results.rows import read_csv
 
 Row = Mapping[str, str]
-_HIGH: Final = re.compile(r"\[.*, (.*)\]$")
+_HIGH: Final = re.compile(r"\[.*, (.*)\]\Z")
 """The high end of the interval that a table's cell ends with."""
 
 
