@@ -17,16 +17,16 @@ from matplotlib.axes import Axes
 
 from benchmarks.models import BLOCKS
 from benchmarks.step_rows import ADAMW, CONTROL, FACTOR, FACTOR_BLOCK, FORWARD_BACKWARD, SGD, YARDSTICKS
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.figures import _page as page
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
 
 NAME: Final = "steps"
 PERIOD: Final = 10
-_EVERY: Final = looks.MethodStyle("an update every step", page.SOFT, "|", "-")
-_TENTH: Final = looks.MethodStyle("every 10 steps", page.GUIDE, "o", "-")
-_PASS: Final = looks.MethodStyle("forward and backward pass", page.GUIDE, "", page.MODEL_LINE)
+_EVERY: Final = styles.MethodStyle("an update every step", page.SOFT, "|", "-")
+_TENTH: Final = styles.MethodStyle("every 10 steps", page.GUIDE, "o", "-")
+_PASS: Final = styles.MethodStyle("forward and backward pass", page.GUIDE, "", page.MODEL_LINE)
 _TITLES: Final = {block.name: block.title for block in BLOCKS}
 
 
@@ -63,7 +63,7 @@ def _draw_block(axes: Axes, rows: pd.DataFrame, order: Sequence[str]) -> None:
     sgd = rows[rows["optimizer"] == SGD]["ms"].min()
     axes.axvline(rows[rows["optimizer"] == FORWARD_BACKWARD]["ms"].min() / sgd, color=page.GUIDE, linestyle="--")
     for place, label in enumerate(order):
-        look = looks.style_of(label)
+        look = styles.style_of(label)
         of_label = rows[rows["optimizer"] == label].set_index("period")
         for period, marker in ((1, "|"), (PERIOD, look.marker)):
             if period in of_label.index and np.isfinite(of_label["of_sgd"][period]):
@@ -111,7 +111,7 @@ def _name(label: str) -> str:
     window = label.removeprefix("mkor_w")
     if window != label and window.isdigit():
         return f"MKOR, window {window}"
-    return {ADAMW: "AdamW, torch's fused"}.get(label, looks.style_of(label).name)
+    return {ADAMW: "AdamW, torch's fused"}.get(label, styles.style_of(label).name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

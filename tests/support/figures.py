@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import BboxBase
 
 from tests.support.synthetic import run_rows
-from workflow.bench.analysis.looks import style_of
+from workflow.bench.analysis.styles import style_of
 from workflow.bench.figures import _page
 from workflow.bench.results.tables import Results
 

@@ -10,10 +10,11 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import looks
 from workflow.bench.plan.artefacts import Kind, available, describe
-from workflow.bench.plan.tiers import MOST_LOOKS
+from workflow.bench.plan.rounds import read_rounds
+from workflow.bench.plan.tiers import MOST_LOOKS, read_tiers
 from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.support.command_line import FAILURES, check_option, run_command, whole
-from workflow.bench.support.config import ConfigError, did_you_mean, shown_value
+from workflow.bench.support.config import CONFIG, ConfigError, did_you_mean, shown_value
 from workflow.bench.support.cost_line import exit_with_cost
 
 
@@ -54,15 +55,34 @@ def _draw_skipped(results: Results, folder: Path, name: str, runs: pd.DataFrame)
     return page.save(figure, folder, name, legend=[], caption=caption, reading=reading)
 
 
+def _results(options: argparse.Namespace) -> Results:
+    """Return the results of a command line; what it does not say of their tier is as in the project's configuration.
+
+    Raises:
+        ConfigError: an option is out of range, or a file of the configuration or the folder's rounds are damaged.
+    """
+    tier = read_tiers(CONFIG / "tiers").get(options.results.resolve().name)
+    look, looks, title = options.look, options.looks, options.tier_title
+    if tier is not None:
+        look = read_rounds(options.results, tier).look if look is None else look
+        looks = tier.looks if looks is None else looks
+        title = title or tier.title
+    look, looks = (1 if given is None else given for given in (look, looks))
+    check_option("--looks", looks, 1, MOST_LOOKS)
+    check_option("--look", look, 1, looks)
+    compared, trials = tuple(options.compare), tuple(options.trials)
+    return Results(options.results, title, compared, look=look, looks=looks, trial_tables=trials)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Make one figure or table from the CSV files of one machine and tier."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.make_artefact", description=main.__doc__)
     parser.add_argument("name", metavar="NAME", help="a file of workflow/bench/figures or .../tables, without .py")
     parser.add_argument("--results", type=Path, required=True, help="folder results/<hardware>/<tier>")
     parser.add_argument("--out-dir", type=Path, help="folder to write to (default: <results>/figures or .../tables)")
-    parser.add_argument("--tier-title", help="name of the tier in captions")
-    parser.add_argument("--look", type=whole, default=1, help="number of this look at results that grow by rounds")
-    parser.add_argument("--looks", type=whole, default=1, help="the most looks of the tier")
+    parser.add_argument("--tier-title", help="name of the tier in captions (default: as in config/tiers)")
+    parser.add_argument("--look", type=whole, help="number of this look at the results (default: as in rounds.yaml)")
+    parser.add_argument("--looks", type=whole, help="the most looks of the tier (default: as in config/tiers)")
     parser.add_argument(
         "--compare",
         type=Path,
@@ -81,12 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
             near = did_you_mean(options.name, kinds)
             raise ConfigError(f"name = {shown_value(options.name)}: unknown artefact; {near}")
         kind = kinds[options.name]
-        check_option("--looks", options.looks, 1, MOST_LOOKS)
-        check_option("--look", options.look, 1, options.looks)
-        compared, trials = tuple(options.compare), tuple(options.trials)
-        results = Results(
-            options.results, options.tier_title, compared, look=options.look, looks=options.looks, trial_tables=trials
-        )
+        results = _results(options)
         try:
             files = make(kind, options.name, results, options.out_dir or options.results / kind)
         except (NoDataError, OSError) as problem:

@@ -39,7 +39,7 @@ from tests.support.synthetic_probes import STEP_MS, step_time, write_probe
 from tests.support.synthetic_tables import write_tables
 from tests.support.synthetic_training import write_training
 from tests.support.synthetic_trials import tables_of_trials
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.captions import from_rst
 from workflow.bench.analysis.descriptions import described
 from workflow.bench.analysis.target_sweep import SHARES
@@ -219,8 +219,8 @@ def test_fig02_has_few_curves_and_a_row_for_every_optimizer(results, drawn):
     figure = drawn["fig02_bert_loss"]
     by_step, by_time, rows = figure.axes[:3]
     labels = ("sgd", "adamw", "lamb", "kaisa", "mkor", "mkor_released")
-    assert [text.get_text() for text in rows.get_yticklabels()] == [looks.style_of(label).name for label in labels]
-    assert legend_of(figure)[:3] == [looks.style_of(label).name for label in ("lamb", "kaisa", "mkor")]
+    assert [text.get_text() for text in rows.get_yticklabels()] == [styles.style_of(label).name for label in labels]
+    assert legend_of(figure)[:3] == [styles.style_of(label).name for label in ("lamb", "kaisa", "mkor")]
     assert not lines_of(by_step, "adamw")
     assert "training time (s)" in by_time.get_xlabel()
     kaisa = lines_of(by_time, "kaisa")[0]
@@ -347,11 +347,11 @@ def test_the_message_of_fig13_is_computed_from_the_final_losses(tmp_path):
 def test_a_panel_is_named_by_the_data_of_its_runs():
     """On a slide the name of the paper's experiment would say that digits are ImageNet."""
     runs = pd.DataFrame({"workload": ["resnet20"], "dataset": ["scikit-learn's digits, at 16 x 16"]})
-    assert looks.data_title(runs) == "Digits (ResNet-20)"
-    assert looks.data_title(runs, width=12) == "Digits\n(ResNet-20)"
-    titles = looks.data_titles([("resnet50_imagenet", runs), ("update_rules", runs)])
+    assert styles.data_title(runs) == "Digits (ResNet-20)"
+    assert styles.data_title(runs, width=12) == "Digits\n(ResNet-20)"
+    titles = styles.data_titles([("resnet50_imagenet", runs), ("update_rules", runs)])
     assert titles == ["Digits (ResNet-20)\nresnet50_imagenet", "Digits (ResNet-20)\nupdate_rules"]
-    assert looks.data_titles([("resnet50_imagenet", runs)]) == ["Digits (ResNet-20)"]
+    assert styles.data_titles([("resnet50_imagenet", runs)]) == ["Digits (ResNet-20)"]
 
 
 def variants_of(results: Path, workload: str) -> tuple[pd.DataFrame, pd.Series]:

@@ -17,7 +17,7 @@ from tests.support.figures import caption_of, figure_of, legend_of, texts_in
 from tests.support.synthetic import iteration_times
 from tests.support.synthetic_hardware import REACHES, STEPS, write_machine
 from tests.support.synthetic_probes import STEP_MS, step_time, write_probe
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.figures import fig16_hardware
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -54,15 +54,15 @@ def test_every_step_time_is_a_bar_in_its_methods_color(here):
     assert "rojected" not in caption_of(figure)
     # Without a second machine no machine is named.
     names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert names == [looks.style_of(label).name for label in looks.in_order({*STEPS["bert"], "sgd"})]
+    assert names == [styles.style_of(label).name for label in styles.in_order({*STEPS["bert"], "sgd"})]
     assert [axes.get_title() for axes in figure.axes[:3]] == ["BERT", "ResNet", "Autoencoder"]
     for panel, subject in enumerate(("bert", "resnet", "autoencoder")):
         truth = []
-        for label in looks.in_order(STEPS[subject]):
+        for label in styles.in_order(STEPS[subject]):
             times = STEPS[subject][label]
             mean = (times[0] + 9 * times[-1]) / 10
             # The repeats are a little apart, of which a geometric mean is drawn.
-            truth.append((looks.style_of(label).color.lower(), False, pytest.approx(1.01 * mean, rel=1e-3)))
+            truth.append((styles.style_of(label).color.lower(), False, pytest.approx(1.01 * mean, rel=1e-3)))
         assert _bars(figure, panel) == truth
         assert figure.axes[panel].get_xlabel() == "ms"
 
@@ -78,7 +78,7 @@ def test_without_the_breakdown_the_cycles_of_one_period_are_shown(here):
         chosen = times[(times["workload"] == workload) & (times["inverse_update_period"] == 10)]
         means = chosen.groupby("optimizer")["iteration_ms"].agg(geometric_mean)
         assert [width for *_, width in _bars(figure, panel)] == [
-            pytest.approx(means[label]) for label in looks.in_order(means.index)
+            pytest.approx(means[label]) for label in styles.in_order(means.index)
         ]
 
 
@@ -130,7 +130,7 @@ def test_times_to_target_are_iterations_times_the_probes_time_of_a_step(here):
     for label in ("kaisa", "lamb"):
         crossings = runs.loc[runs["optimizer"] == label, "crossing_step"]
         truth = geometric_mean(crossings) * STEP_MS.get(label, 30.0) / 1000
-        assert found[looks.style_of(label).color.lower()] == pytest.approx(truth)
+        assert found[styles.style_of(label).color.lower()] == pytest.approx(truth)
 
 
 def test_a_machine_without_data_for_a_panel_is_marked(here, tmp_path):

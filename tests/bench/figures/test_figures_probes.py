@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from tests.support import synthetic_probes
 from tests.support.figures import below, caption_of, figure_of, legend_of, lines_of, texts_in, title_of, xs, ys
 from tests.support.synthetic_probes import COUNTED, PHASE_MS, PROJECTED, REFRESH, SLOPES, write_probes
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.figures import fig03_step_breakdown as fig03
 from workflow.bench.figures import fig08_kfac_spectra as fig08
 from workflow.bench.figures import fig09_scalability as fig09
@@ -259,9 +259,9 @@ def test_fig15_adds_the_collectives_of_the_busiest_rank(draw):
     assert ys(lines(by_width, "kaisa", hollow=True)[0]) == [16 * d * d for d in (64, 128, 256)]
     assert ys(lines(by_workers, "mkor")[0]) == [8 * 256] * 2
     assert ys(lines(by_width, "mkor", dashed=True)[0]) == [8 * d for d in (64, 128, 256)]
-    assert f"{looks.style_of('kaisa').name}, slope 2.00" in legend_of(figure)
+    assert f"{styles.style_of('kaisa').name}, slope 2.00" in legend_of(figure)
     assert "exact in 24 of 24 cases" in caption_of(figure)
-    assert f"Not in Table 1: {looks.style_of('kaisa_mem_opt').name}." in caption_of(figure)
+    assert f"Not in Table 1: {styles.style_of('kaisa_mem_opt').name}." in caption_of(figure)
 
 
 def test_fig15_draws_markers_at_their_widths_and_none_hides_another(draw):
@@ -282,7 +282,7 @@ def test_fig18_draws_the_median_of_the_layers(draw):
     """Truth: the layers change the direction by x and 1e-9 x, or by the rounding that is drawn for less."""
     figure = draw("fig18_factors")
     assert [axes.get_title() for axes in figure.axes[:4]] == [
-        f"{looks.workload_name(name)},\n2 layers" for name in ("bert", "resnet", "autoencoder", "alexnet")
+        f"{styles.workload_name(name)},\n2 layers" for name in ("bert", "resnet", "autoencoder", "alexnet")
     ]
     expected = {
         look.marker: (change + max(1e-9 * change, fig18.ROUNDING)) / 2

@@ -30,7 +30,7 @@ from tests.support.figures import (
 )
 from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_training import SECONDS, accuracy, accuracy_rows, training_parts, write_training
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.step_times import Timed
 from workflow.bench.figures import _page
 from workflow.bench.figures._panels import ended, targets
@@ -65,7 +65,7 @@ def some(results: Path, tmp_path: Path) -> Path:
 
 def single(axes: Axes, label: str) -> list[Line2D]:
     """Return the markers of single points in a method's look."""
-    return [line for line in lines_of(axes, label, looks.style_of(label).marker) if len(xs(line)) == 1]
+    return [line for line in lines_of(axes, label, styles.style_of(label).marker) if len(xs(line)) == 1]
 
 
 def hollow(axes: Axes) -> list[float]:
@@ -129,7 +129,7 @@ def test_missing_runs_have_no_values_and_are_named(name, some):
     write_experiment(some, experiment, [*there, gone])
     figure = figure_of(name, Results(some))
     assert lines_of(figure.axes[0], "mkor") == []
-    assert f"Missing: {looks.workload_name(workload)} MKOR (exact rule) seed 0-2" in caption_of(figure)
+    assert f"Missing: {styles.workload_name(workload)} MKOR (exact rule) seed 0-2" in caption_of(figure)
 
 
 @pytest.mark.parametrize("name", MEASURED[1:])
@@ -349,7 +349,7 @@ def test_no_line_of_a_caption_begins_with_a_unit(shift):
 def test_a_legend_of_long_names_takes_fewer_columns_and_stays_inside():
     """All styles at once do not fit in the four columns that are allowed."""
     figure, _ = _page.new_figure(1, 1, height=1)
-    _page.arrange(figure, [_page.line_entry(look) for look in looks.STYLES.values()], "a caption", columns=4)
+    _page.arrange(figure, [_page.line_entry(look) for look in styles.STYLES.values()], "a caption", columns=4)
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
     assert figure.legends[0]._ncols < 4
@@ -371,5 +371,5 @@ def test_every_label_and_workload_of_every_tier_has_a_name_and_a_look_of_its_own
     }
     assert len(labels) > 10
     # A label without a look of its own is named as it is written.
-    assert {label for label in labels if looks.style_of(label).name == label.replace("_", " ")} == set()
-    assert set(NAMES) <= set(looks.WORKLOADS)
+    assert {label for label in labels if styles.style_of(label).name == label.replace("_", " ")} == set()
+    assert set(NAMES) <= set(styles.WORKLOADS)

@@ -32,7 +32,7 @@ from tests.support.synthetic_ladder import (
     write_ladder,
     write_widths,
 )
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.ladder import BASES, CENTRING, NO_GAIN, RUNGS
 from workflow.bench.analysis.widths import HELD_OUT, PLACES
 from workflow.bench.figures.fig21_ladder import _LOOKS
@@ -115,7 +115,7 @@ def test_fig22_draws_the_iterations_of_each_label_over_the_batch(draw):
     figure = draw("fig22_batch_size")
     upper = figure.axes[0]
     for label in ("mkor", "kaisa", "muon"):
-        (line,) = (one for one in lines_of(upper, label, looks.style_of(label).marker) if len(xs(one)) == len(SIZES))
+        (line,) = (one for one in lines_of(upper, label, styles.style_of(label).marker) if len(xs(one)) == len(SIZES))
         power = ITERATIONS["autoencoder"][label]
         assert ys(line) == pytest.approx([iterations(power, size) for size in SIZES])
         assert np.round(np.log2(xs(line))).tolist() == np.log2(SIZES).tolist()
@@ -150,7 +150,7 @@ def test_fig23_draws_speedups_and_the_predicted_one(draw):
     for panel, title in zip(figure.axes[:2], ("at the final quality", "over the sweep"), strict=True):
         assert panel.get_title() == title
         for label, speeds in SPEEDUPS.items():
-            lines = lines_of(panel, label, looks.style_of(label).marker)
+            lines = lines_of(panel, label, styles.style_of(label).marker)
             (measured,) = (ys(line) for line in lines if len(xs(line)) == len(WIDTHS))
             (predicted,) = (ys(line) for line in lines if line.get_markerfacecolor() == "white")
             assert measured == pytest.approx(speeds)
@@ -161,9 +161,9 @@ def test_fig23_draws_slopes_and_decisions(draw):
     """Truth: the slope of three points at equal distances is that of the outer two."""
     figure = draw("fig23_width")
     panel = figure.axes[3]
-    labels = looks.in_order(SPEEDUPS)
+    labels = styles.in_order(SPEEDUPS)
     for row, label in enumerate(labels):
-        (marker,) = lines_of(panel, label, looks.style_of(label).marker)
+        (marker,) = lines_of(panel, label, styles.style_of(label).marker)
         first, _, last = SPEEDUPS[label]
         ends = [deviation(label, study, 2) - deviation(label, study, 0) for study in range(3)]
         assert (xs(marker)[0], ys(marker)[0]) == pytest.approx(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.ladder import BASES, CENTRING, EXPERIMENT, RUNGS
 from workflow.bench.figures import (
     fig03_step_breakdown,
@@ -91,9 +91,9 @@ def pairs(sets: Iterable[Collection[str]]) -> set[tuple[str, str]]:
 
 
 def test_no_two_methods_look_alike():
-    seen = [(look.color, look.marker, str(look.line)) for look in looks.STYLES.values()]
+    seen = [(look.color, look.marker, str(look.line)) for look in styles.STYLES.values()]
     assert len(set(seen)) == len(seen)
-    assert len({look.color for look in looks.STYLES.values()}) == len(looks.STYLES)
+    assert len({look.color for look in styles.STYLES.values()}) == len(styles.STYLES)
 
 
 @pytest.mark.parametrize("vision", VISIONS)
@@ -101,7 +101,7 @@ def test_methods_of_one_panel_differ_in_color(vision):
     together = drawn_together()
     assert len(together) > 20
     near = {
-        (one, other): distance(looks.style_of(one).color, looks.style_of(other).color, vision)
+        (one, other): distance(styles.style_of(one).color, styles.style_of(other).color, vision)
         for one, other in pairs(together)
     }
     assert {pair: apart for pair, apart in near.items() if apart < LEAST[vision]} == {}
@@ -111,13 +111,16 @@ def test_methods_of_one_panel_differ_in_color(vision):
 def test_mkor_with_both_sides_acting_stands_out_beside_mkor_and_kfac(vision):
     """Most figures of training show these three, with curves close to each other."""
     for one, other in (("mkor_normalized", "mkor"), ("mkor_normalized", "kaisa")):
-        assert distance(looks.style_of(one).color, looks.style_of(other).color, vision) > LEAST["normal"], (one, other)
+        assert distance(styles.style_of(one).color, styles.style_of(other).color, vision) > LEAST["normal"], (
+            one,
+            other,
+        )
 
 
 def test_methods_of_one_panel_can_be_told_apart_in_gray():
     """Two methods of about the same lightness must differ in marker and line style."""
     for one, other in pairs(drawn_together()):
-        look, second = looks.style_of(one), looks.style_of(other)
+        look, second = styles.style_of(one), styles.style_of(other)
         if abs(seen(look.color, "normal")[0] - seen(second.color, "normal")[0]) < LEAST["deuteranopia"]:
             assert look.marker != second.marker, (one, other)
             assert look.line != second.line, (one, other)
@@ -135,14 +138,14 @@ def test_parts_of_a_figure_that_are_no_methods_differ_in_color(vision):
 
 
 def test_a_rung_of_the_ladder_looks_like_its_method():
-    assert looks.style_of("kfac") == looks.style_of("kaisa")
-    assert looks.style_of("kfac_adamw").color == looks.style_of("kaisa").color
-    assert looks.style_of("kfac_adamw").name == "KFAC (KAISA) over AdamW"
-    assert looks.style_of("mac_adamw").name == "MAC over AdamW"
-    assert looks.style_of("mkor_adamw") == looks.STYLES["mkor_adamw"]
+    assert styles.style_of("kfac") == styles.style_of("kaisa")
+    assert styles.style_of("kfac_adamw").color == styles.style_of("kaisa").color
+    assert styles.style_of("kfac_adamw").name == "KFAC (KAISA) over AdamW"
+    assert styles.style_of("mac_adamw").name == "MAC over AdamW"
+    assert styles.style_of("mkor_adamw") == styles.STYLES["mkor_adamw"]
 
 
 def test_an_unknown_method_gets_the_same_look_every_time():
-    assert looks.style_of("my_new_method") == looks.style_of("my_new_method")
-    assert looks.style_of("my_new_method").name == "my new method"
-    assert looks.in_order(["my_new_method", "mkor", "sgd", "mkor"]) == ["sgd", "mkor", "my_new_method"]
+    assert styles.style_of("my_new_method") == styles.style_of("my_new_method")
+    assert styles.style_of("my_new_method").name == "my new method"
+    assert styles.in_order(["my_new_method", "mkor", "sgd", "mkor"]) == ["sgd", "mkor", "my_new_method"]

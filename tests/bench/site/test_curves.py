@@ -12,7 +12,7 @@ import pytest
 from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_tables import write_learning_rates
 from tests.support.synthetic_training import SECONDS, accuracy, write_training
-from workflow.bench.analysis.looks import style_of
+from workflow.bench.analysis.styles import style_of
 from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.site import library
 from workflow.bench.site.curves import ExperimentCurves, curves_of

@@ -20,7 +20,7 @@ from tests.support.synthetic_training import write_training
 from workflow.bench import snakemake_report
 from workflow.bench.analysis import descriptions
 from workflow.bench.analysis.captions import as_rst
-from workflow.bench.analysis.looks import style_of
+from workflow.bench.analysis.styles import style_of
 from workflow.bench.figures._page import new_figure, save
 from workflow.bench.plan.artefacts import Artefact, available, description
 from workflow.bench.report import main

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from workflow.bench.analysis.looks import STYLES
+from workflow.bench.analysis.styles import STYLES
 from workflow.bench.site import glossary as of_glossary
 from workflow.bench.site.glossary import Glossary, Term, read_glossary
 from workflow.bench.site.prose import inline, named

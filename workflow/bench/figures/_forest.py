@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.curves import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum
 from workflow.bench.figures import _page as page
@@ -35,7 +35,7 @@ def draw_estimate(
     runs: the values of the runs, if they are dots (`draw_runs`). Fewer than `median_minimum` of them have no bar, since
     a t interval of two or three fills the panel and says less than they do; the marker is then at their median.
     """
-    look, value = looks.style_of(label), estimate.value
+    look, value = styles.style_of(label), estimate.value
     if runs is not None and estimate.n < median_minimum():
         value = float(np.median(runs))
     elif estimate.has_interval:
@@ -45,7 +45,7 @@ def draw_estimate(
 
 def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, below: float = 0.26) -> None:
     """Draw one dot per run, a part of a row below the row's marker."""
-    axes.plot(values, [row + below] * len(values), ".", color=looks.style_of(label).color, markersize=3, alpha=0.75)
+    axes.plot(values, [row + below] * len(values), ".", color=styles.style_of(label).color, markersize=3, alpha=0.75)
 
 
 def final_changes(losses: pd.DataFrame, base: str | None) -> tuple[dict[str, list[float]], float]:
@@ -95,7 +95,7 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
             continue
         finite = [value for value in changes[label] if math.isfinite(value)]
         if label == base:  # its difference from itself, as the scale of the others
-            look = looks.style_of(label)
+            look = styles.style_of(label)
             axes.plot(0, row, marker=look.marker, color=look.color, markersize=5)
         elif finite:
             draw_estimate(axes, estimate(finite), row, label, runs=finite)
@@ -106,14 +106,14 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
     _limit(axes, centers, [value for values in runs.values() for value in values])
     for (row, label), values in runs.items():
         _draw_inside(axes, values, row, label)
-    name_rows(axes, [looks.style_of(label).name for label in labels])
+    name_rows(axes, [styles.style_of(label).name for label in labels])
     # Fixed, since `_page.arrange` wants three ticks of a locator that chooses; 0 and another one are a scale, too.
     low, high = axes.get_xlim()
     ticks = MaxNLocator(3, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     axes.set_xticks([tick for tick in ticks if low <= tick <= high])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0"))
     axes.tick_params(axis="x", labelsize=7)
-    axes.set_xlabel(f"loss at step {step:g},\n% against {looks.style_of(base).name.partition(' (')[0]}'s")
+    axes.set_xlabel(f"loss at step {step:g},\n% against {styles.style_of(base).name.partition(' (')[0]}'s")
 
 
 def _limit(axes: Axes, centers: Sequence[float], values: Sequence[float]) -> None:
@@ -128,7 +128,7 @@ def _draw_inside(axes: Axes, values: Sequence[float], row: float, label: str) ->
     """Draw one dot per run below the row's marker, and a triangle at the edge for those that lie outside."""
     low, high = axes.get_xlim()
     draw_runs(axes, [value for value in values if low <= value <= high], row, label)
-    look: dict[str, Any] = {"color": looks.style_of(label).color, "linestyle": "none", "markersize": 3.5}
+    look: dict[str, Any] = {"color": styles.style_of(label).color, "linestyle": "none", "markersize": 3.5}
     for edge, marker, is_beyond in ((low, "<", min(values) < low), (high, ">", max(values) > high)):
         if is_beyond:
             axes.plot(edge, row + 0.26, marker=marker, zorder=5, clip_on=False, **look)

@@ -1,6 +1,6 @@
 """The page of a figure: its theme and panels, title and legend above them, the caption below, and the files.
 
-`analysis.looks` has the look of each method.
+`analysis.styles` has the look of each method.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
-from workflow.bench.analysis import captions, looks
+from workflow.bench.analysis import captions, styles
 from workflow.bench.analysis.descriptions import described
 from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.support.files import write_atomically
@@ -79,14 +79,14 @@ def _name_rules(rules: Mapping[str, str]) -> str:
     names = list(rules.values())
     usual = max(names, key=names.count)
     differing = [
-        f"{looks.style_of(label).name}: {_RULES.get(rule, rule)}" for label, rule in rules.items() if rule != usual
+        f"{styles.style_of(label).name}: {_RULES.get(rule, rule)}" for label, rule in rules.items() if rule != usual
     ]
     return _RULES.get(usual, usual) + (f", but {', '.join(differing)}" if differing else "")
 
 
 NAMES: Final = captions.Names(
-    optimizer=lambda label: looks.style_of(label).name,
-    workload=looks.workload_name,
+    optimizer=lambda label: styles.style_of(label).name,
+    workload=styles.workload_name,
     rules=_name_rules,
     shows_runs=True,
 )
@@ -123,7 +123,7 @@ def probed_workloads(rows: pd.DataFrame) -> list[str]:
     return first + sorted(timed - set(first))
 
 
-def seaborn_looks(by_name: Mapping[str, looks.MethodStyle]) -> dict[str, Any]:
+def seaborn_looks(by_name: Mapping[str, styles.MethodStyle]) -> dict[str, Any]:
     """Return the arguments with which seaborn's ``lineplot`` draws each name in its look, by hue and style."""
     return {
         "hue_order": list(by_name),
@@ -145,7 +145,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 # The legend
 
 
-def line_entry(look: looks.MethodStyle, **instead: Any) -> Artist:
+def line_entry(look: styles.MethodStyle, **instead: Any) -> Artist:
     """Return a legend's entry with a method's line and marker; ``instead`` replaces properties of the line."""
     shown = {"color": look.color, "linestyle": look.line, "marker": look.marker, "label": look.name}
     return Line2D([], [], **(shown | instead))
@@ -153,10 +153,10 @@ def line_entry(look: looks.MethodStyle, **instead: Any) -> Artist:
 
 def entries_of(labels: Iterable[str], **instead: Any) -> list[Artist]:
     """Return the entries (`line_entry`) of labels in the order of all legends."""
-    return [line_entry(looks.style_of(label), **instead) for label in looks.in_order(labels)]
+    return [line_entry(styles.style_of(label), **instead) for label in styles.in_order(labels)]
 
 
-def marker_entry(look: looks.MethodStyle, **instead: Any) -> Artist:
+def marker_entry(look: styles.MethodStyle, **instead: Any) -> Artist:
     """Return an entry with a method's marker alone."""
     return line_entry(look, **({"linestyle": "none"} | instead))
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.curves import curve
 from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_level
 from workflow.bench.figures import _page as page
@@ -207,13 +207,13 @@ def draw_curves(
     """
     limits = axes.get_ylim()
     metrics = metrics.assign(x=metrics[x].astype(float) / scale)
-    by_label = {label: metrics[metrics["optimizer"] == label] for label in looks.in_order(metrics["optimizer"])}
+    by_label = {label: metrics[metrics["optimizer"] == label] for label in styles.in_order(metrics["optimizer"])}
     for label, rows in by_label.items():
         worst = -math.inf if rising else math.inf
         summary = curve(rows, worst=worst, logarithmic=axes.get_yscale() == "log")
         if summary.empty:
             continue
-        is_marked, look = marked is None or label in marked, looks.style_of(label)
+        is_marked, look = marked is None or label in marked, styles.style_of(label)
         # About six markers per line, shifted by method, so that lines on top of each other can be told apart.
         every = max(1, len(summary) // 6)
         line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "linewidth": 1.5 if is_marked else 0.8}
@@ -232,7 +232,7 @@ def draw_curves(
                 thin.set_in_layout(False)
     axes.set_ylim(limits)  # bands and runs that broke down have moved them
     for label, rows in by_label.items():
-        _mark_failures(axes, rows, looks.style_of(label).color)
+        _mark_failures(axes, rows, styles.style_of(label).color)
     for goal in goals:
         axes.axhline(goal, color=page.GUIDE, linewidth=0.7, zorder=1)
 
@@ -244,7 +244,7 @@ def draw_estimates(
 
     instead: replaces properties of the line.
     """
-    look = looks.style_of(label)
+    look = styles.style_of(label)
     x = [place * number for number in estimates]
     line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.1}
     axes.plot(x, [found.value for found in estimates.values()], **(line | instead))

@@ -11,7 +11,7 @@ from typing import Final
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.step_times import StepTimes, timed
 from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.analysis.time_to_target import budgets, reaching, to_target
@@ -50,7 +50,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     losses = panels.ended(metrics, "validation", "loss")
     if losses.empty:
         raise NoDataError(f"no validation loss in {results.root / 'bert_pretraining.csv'}: run bert_pretraining first.")
-    labels = looks.in_order(losses["optimizer"])
+    labels = styles.in_order(losses["optimizer"])
     rows = 0.15 * len(labels) + 0.15
     figure, axes = page.new_figure(2, 2, height=2.75 + rows, height_ratios=(1.9, rows))
     base = common_base(runs)
@@ -75,7 +75,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     _draw_times(axes[1, 1], took, length)
     forest.name_rows(axes[1, 1], [""] * len(labels))
     axes[1, 1].set_xlabel(f"training time {'to the target' if goals else 'of the run'} ({unit})")
-    notes = [*_NOTES, measured.note(looks.workload_name)]
+    notes = [*_NOTES, measured.note(styles.workload_name)]
     if len(later) < len(drawn):
         notes.append(_CUT)
     if set(losses["run"]) - compared:
@@ -113,8 +113,8 @@ def _message(runs: pd.DataFrame, losses: pd.DataFrame, took: Mapping[str, Mappin
         return ""
     if not changes.get("mkor"):
         return ""
-    name = looks.style_of(str(base)).name
-    title = f"{looks.data_title(runs)}: MKOR's final loss {signed(median(changes['mkor']))} against {name}'s"
+    name = styles.style_of(str(base)).name
+    title = f"{styles.data_title(runs)}: MKOR's final loss {signed(median(changes['mkor']))} against {name}'s"
     ours, theirs = (median(took[label].values()) if took.get(label) else math.inf for label in ("mkor", str(base)))
     finite = math.isfinite(ours) and math.isfinite(theirs)
     return f"{title}, at {ours / theirs:.2f} times its {quantity}" if finite else title

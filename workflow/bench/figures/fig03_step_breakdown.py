@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.results.tables import Results
@@ -60,7 +60,7 @@ def bars(rows: pd.DataFrame, column: str) -> list[PhaseBar]:
     """
     # A combined row stands for a period that was not run, and has no refreshing step of its own.
     known = rows[rows[column].notna() & ((rows["estimate"] == "measured") | (column == "ms"))]
-    order = [BASE, *looks.in_order(known["optimizer"])]
+    order = [BASE, *styles.in_order(known["optimizer"])]
     keys: list[PhaseBar] = list(known[_KEYS].drop_duplicates().itertuples(index=False, name=None))
     return sorted(keys, key=lambda bar: (order.index(bar[0]), *bar[1:]))
 
@@ -106,7 +106,7 @@ def _label(axes: Axes, shown: Sequence[PhaseBar], base_name: str) -> None:
     """Write optimizers and periods to the left of the numbers of workers."""
     places: dict[str, list[float]] = {}
     for (optimizer, period, _), place in zip(shown, axes.get_yticks(), strict=True):
-        name = base_name if optimizer == BASE else looks.style_of(optimizer).name
+        name = base_name if optimizer == BASE else styles.style_of(optimizer).name
         places.setdefault(name + (f", every {period:g}" if period else ""), []).append(place)
     for name, group in places.items():
         at = (0, sum(group) / len(group))
@@ -119,7 +119,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     names = [name for name in WORKLOADS if name in set(rows["workload"])] or page.probed_workloads(rows)
     shown = rows[rows["workload"].isin(names)]
     base = bases(shown)
-    base_name = ", ".join(looks.style_of(base[name]).name for name in names if name in base)
+    base_name = ", ".join(styles.style_of(base[name]).name for name in names if name in base)
     is_base = shown["optimizer"] == shown["workload"].map(base)
     periods = shown["inverse_update_period"].fillna(0)
     shown = shown.assign(optimizer=shown["optimizer"].mask(is_base, BASE), period=periods)
@@ -132,7 +132,7 @@ def make(results: Results, folder: Path) -> list[Path]:
             _draw(panel, shown[shown["workload"] == workload], column, drawn)
         _label(row[0], drawn, base_name)
     for panel, workload in zip(axes[0], names, strict=True):
-        panel.set_title(looks.workload_name(workload))
+        panel.set_title(styles.workload_name(workload))
         panels.annotate(panel, "forward +\nbackward (ms)", (1.14, 1.01), va="bottom", **_BESIDE)
         panels.annotate(panel, "workers", (0, 1.01), xytext=(-2, 0), va="bottom", **_BESIDE)
     legend = [
@@ -140,7 +140,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         page.guide_entry("one repeat", color="#000000", marker="o", markersize=3, linestyle="none"),
     ]
     notes = _notes(shown, base_name)
-    if not_drawn := [looks.workload_name(name) for name in page.probed_workloads(rows) if name not in names]:
+    if not_drawn := [styles.workload_name(name) for name in page.probed_workloads(rows) if name not in names]:
         notes.append(f"also timed, not drawn: {', '.join(not_drawn)}")
     absent = [f"{name} in probe step_breakdown" for name in WORKLOADS if name not in names]
     text = page.footer(results, shown, notes=notes, absent=absent)
@@ -154,7 +154,7 @@ def _message(shown: pd.DataFrame, names: Sequence[str]) -> str:
     chosen = chosen[chosen["period"].isin((0, _PERIOD))]
     took = chosen.groupby(["workload", "optimizer", "repeat"])["ms"].sum().groupby(["workload", "optimizer"]).mean()
     phrases = [
-        f"{took[name, 'kaisa']:.1f} and {took[name, 'mkor']:.1f} ms ({looks.workload_name(name)})"
+        f"{took[name, 'kaisa']:.1f} and {took[name, 'mkor']:.1f} ms ({styles.workload_name(name)})"
         for name in names
         if (name, "kaisa") in took.index and (name, "mkor") in took.index
     ]

@@ -11,7 +11,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.curves import last_common_values
 from workflow.bench.analysis.estimates import estimate, median_minimum
 from workflow.bench.figures import _page as page
@@ -51,14 +51,14 @@ def make(results: Results, folder: Path) -> list[Path]:
     steps: list[str] = []
     for (upper, lower), (workload, (experiment, model)) in zip(axes.T, shown.items(), strict=True):
         runs_of = results.runs(experiment)
-        upper.set_title(looks.data_title(runs_of) if len(runs_of) else looks.workload_name(workload))
+        upper.set_title(styles.data_title(runs_of) if len(runs_of) else styles.workload_name(workload))
         _draw_times(upper, times[times["workload"] == workload], paper[paper["model"] == model])
         labels |= set(times.loc[times["workload"] == workload, "optimizer"])
         try:
             last, step = last_common_values(panels.losses_to_compare(metrics[experiment]))
             _draw_losses(lower, last)
             labels |= set(last["optimizer"])
-            steps.append(f"{looks.workload_name(workload)} after {step:g} iterations")
+            steps.append(f"{styles.workload_name(workload)} after {step:g} iterations")
         except NoDataError:
             reasons = results.runs(experiment)["reason"].dropna()
             reason = str(reasons.iloc[0]) if len(reasons) else f"{experiment} has no finished run"
@@ -71,7 +71,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[1, 0].set_ylabel("(b) validation loss")
     legend = page.entries_of(labels)
     for name in paper["optimizer"].unique():
-        look = looks.style_of(name.lower())
+        look = styles.style_of(name.lower())
         # The paper's own name, but KFAC's as in the legend.
         legend.append(page.hollow_entry(f"{look.name if name == 'KAISA' else name}, published", look.marker))
     legend += [page.bar_entry(), page.guide_entry("one run", marker=".", markersize=4, linestyle="none")]
@@ -97,7 +97,7 @@ def _message(times: pd.DataFrame) -> str:
         ratios = (by_workload[by_workload.columns.min()] / by_workload[by_workload.columns.max()]).dropna()
         if len(ratios):
             low, high = f"{ratios.min():.1f}", f"{ratios.max():.1f}"
-            name = looks.style_of(label).name.partition(" (")[0]
+            name = styles.style_of(label).name.partition(" (")[0]
             phrases.append(f"{name}'s {low if low == high else f'{low} to {high}'} times")
     return f"Updating in every step makes an iteration longer: {', '.join(phrases)}" if phrases else ""
 
@@ -111,7 +111,7 @@ def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any)
 
     if rows.empty:
         return
-    by_method = page.seaborn_looks({label: looks.style_of(label) for label in looks.in_order(rows["optimizer"])})
+    by_method = page.seaborn_looks({label: styles.style_of(label) for label in styles.in_order(rows["optimizer"])})
     lines: dict[str, Any] = {"x": x, "y": y, "hue": "optimizer", "style": "optimizer", "legend": False, "ax": axes}
     lines |= by_method | look | {"markersize": 5, "markeredgewidth": 0.4}
     sns.lineplot(rows, estimator=lambda values: estimate(values).value, errorbar=interval, **lines)
@@ -120,7 +120,7 @@ def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any)
 def _draw_times(axes: Axes, times: pd.DataFrame, paper: pd.DataFrame) -> None:
     """Draw the paper's iteration times, hollow, and the measured ones over the period, in ms on a log axis."""
     for optimizer, rows in paper.groupby("optimizer"):
-        look = looks.style_of(str(optimizer).lower())
+        look = styles.style_of(str(optimizer).lower())
         marker: dict[str, Any] = {"marker": look.marker, "markersize": 5, "markeredgewidth": 1.1}
         drawing = marker | {"markerfacecolor": "white", "linestyle": "-", "linewidth": 0.6, "alpha": 0.7}
         axes.plot(rows["inverse_update_period"], rows["iteration_ms"], color=look.color, **drawing)
@@ -133,7 +133,7 @@ def _draw_times(axes: Axes, times: pd.DataFrame, paper: pd.DataFrame) -> None:
 
 def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
     """Draw the last validation loss over the period, and count the runs that broke down."""
-    labels = looks.in_order(last["optimizer"])
+    labels = styles.in_order(last["optimizer"])
     # Methods are set a little apart, or their intervals would hide each other.
     shifts = dict(zip(labels, 10 ** (0.045 * (np.arange(len(labels)) - (len(labels) - 1) / 2)), strict=True))
     last = last.dropna(subset="inverse_update_period")
@@ -143,7 +143,7 @@ def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
     axes.set_ylabel("")
     for (label, _), rows in last.groupby(["optimizer", "x"]):
         at = float(rows["x"].iloc[0])
-        color, values = looks.style_of(str(label)).color, rows["value"].astype(float)
+        color, values = styles.style_of(str(label)).color, rows["value"].astype(float)
         ended = values[np.isfinite(values)]
         if len(ended) < median_minimum():
             axes.plot([at] * len(ended), ended, ".", color=color, markersize=4, alpha=0.7)

@@ -11,8 +11,8 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from workflow.bench.analysis import looks
-from workflow.bench.analysis.looks import MethodStyle
+from workflow.bench.analysis import styles
+from workflow.bench.analysis.styles import MethodStyle
 from workflow.bench.figures import _page as page
 from workflow.bench.results.tables import Results
 
@@ -49,7 +49,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     for panel, workload in zip(axes[0], names, strict=True):
         errors = rows[rows["workload"] == workload]
         _draw(panel, errors)
-        panel.set_title(f"{looks.workload_name(workload)}, {errors['layer'].nunique()} layers")
+        panel.set_title(f"{styles.workload_name(workload)}, {errors['layer'].nunique()} layers")
         panel.set_xticks(range(len(SIDES)), list(SIDES.values()))
         panel.axhline(1, color=page.GUIDE, linewidth=0.7, zorder=1)
         panel.grid(axis="x", visible=False)
@@ -85,9 +85,9 @@ def caption(results: Results, rows: pd.DataFrame, note: str) -> str:
     steps = ", ".join(f"{step:g}" for step in sorted(rows["step"].unique()))
     trained = []
     for workload in page.probed_workloads(rows):
-        labels = looks.in_order(rows.loc[rows["workload"] == workload, "optimizer"])
-        optimizers = ", ".join(looks.style_of(label).name for label in labels)
-        trained.append(f"{looks.workload_name(workload)} with {optimizers}")
+        labels = styles.in_order(rows.loc[rows["workload"] == workload, "optimizer"])
+        optimizers = ", ".join(styles.style_of(label).name for label in labels)
+        trained.append(f"{styles.workload_name(workload)} with {optimizers}")
     notes = [note, f"moments of the batch at iterations {steps} of training {', '.join(trained)}"]
     if zero:
         notes.append(f"left out: {zero} moments that are zero, which have no relative error")

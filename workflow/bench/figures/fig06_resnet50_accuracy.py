@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.estimates import median_minimum, paired_ratio
 from workflow.bench.analysis.step_times import StepTimes, timed
 from workflow.bench.analysis.target_sweep import common_base
@@ -47,7 +47,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     accuracies = panels.ended(measured.metrics, "validation", "accuracy")
     if accuracies.empty:
         raise NoDataError(f"no validation accuracy in {results.root / f'{EXPERIMENT}.csv'}: run {EXPERIMENT} first.")
-    labels = looks.in_order(accuracies["optimizer"])
+    labels = styles.in_order(accuracies["optimizer"])
     base = common_base(runs) or labels[0]
     goals = panels.targets(runs, "validation", "accuracy")
     aimed = runs if goals else runs[:0]  # a target on another metric, the loss, is no crossing of these curves
@@ -69,8 +69,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         took = {label: to_target(aimed[aimed["optimizer"] == label], quantity) for label in labels}
         ratios.append(_draw_ratios(lower, took, base, by_name[in_paper]))
         upper.set_xlabel(name)
-        lower.set_xlabel(f"{what} to the target, {looks.style_of(base).name}: 1")
-    forest.name_rows(axes[1, 0], [looks.style_of(label).name for label in labels])
+        lower.set_xlabel(f"{what} to the target, {styles.style_of(base).name}: 1")
+    forest.name_rows(axes[1, 0], [styles.style_of(label).name for label in labels])
     forest.name_rows(axes[1, 1], [""] * len(labels))
     axes[0, 1].tick_params(labelleft=False)
     axes[0, 0].set_ylabel("validation accuracy (%)")
@@ -79,7 +79,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         legend.append(panels.target_entry(f"target: {', '.join(f'{100 * goal:g}' for goal in goals)} %"))
     legend.append(page.published_entry("published (ImageNet)"))
     at = f"{paper['target_top1'].iloc[0]:g} %"
-    notes = [_WITH_TARGET if goals else _WITHOUT_TARGET, measured.note(looks.workload_name), _BELOW.format(target=at)]
+    notes = [_WITH_TARGET if goals else _WITHOUT_TARGET, measured.note(styles.workload_name), _BELOW.format(target=at)]
     text = page.caption(results, runs, notes=notes)
     reading = "Below: left of 1 is faster; dots are runs, hollow the paper's ratio."
     title = _message(runs, ratios, base)
@@ -92,8 +92,8 @@ def _message(runs: pd.DataFrame, ratios: Sequence[Mapping[str, float]], base: st
     if not all(map(math.isfinite, shown)):
         return ""
     epochs, seconds = (f"{ratio:.2f}" for ratio in shown)
-    start = f"{looks.data_title(runs)}: MKOR reaches the target in"
-    return f"{start} {epochs} times {looks.style_of(base).name}'s epochs and {seconds} times its time"
+    start = f"{styles.data_title(runs)}: MKOR reaches the target in"
+    return f"{start} {epochs} times {styles.style_of(base).name}'s epochs and {seconds} times its time"
 
 
 def _draw_accuracies(axes: Axes, accuracies: pd.DataFrame, x: str, scale: float, goals: Sequence[float]) -> None:
@@ -127,7 +127,7 @@ def _draw_ratios(
         finite = [ratio for ratio in by_seed.values() if math.isfinite(ratio) and ratio > 0]
         ratio = paired_ratio(times, took[base])
         if label == base and reached:
-            axes.plot(1, row, marker=looks.style_of(base).marker, color=looks.style_of(base).color, markersize=5)
+            axes.plot(1, row, marker=styles.style_of(base).marker, color=styles.style_of(base).color, markersize=5)
         elif ratio is not None and math.isfinite(median(by_seed.values())):
             forest.draw_estimate(axes, ratio, row, label, runs=list(by_seed.values()))
             drawn[label] = ratio.value if ratio.n >= median_minimum() else median(by_seed.values())

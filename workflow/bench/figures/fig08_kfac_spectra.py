@@ -11,8 +11,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
-from workflow.bench.analysis.looks import MethodStyle
+from workflow.bench.analysis import styles
+from workflow.bench.analysis.styles import MethodStyle
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.results.tables import Results
@@ -74,7 +74,7 @@ def draw(results: Results, folder: Path, name: str, shown: Sequence[str], height
         # Not before the curves are drawn: on a logarithmic axis seaborn takes the medians of logarithms.
         panel.set_yscale("log")
         panels.decade_ticks(panel.yaxis)
-    trained = ", ".join(looks.style_of(label).name for label in looks.in_order(rows["optimizer"]))
+    trained = ", ".join(styles.style_of(label).name for label in styles.in_order(rows["optimizer"]))
     singular = rows.groupby("factor")["unresolved"].agg(["sum", "size"]).reindex(list(FACTORS), fill_value=0)
     counts = ", ".join(f"{unresolved} of {number} {factor}" for factor, unresolved, number in singular.itertuples())
     notes = [_NOTE, f"trained with {trained}; singular in float32: {counts} factors"]
@@ -102,7 +102,7 @@ def _message(rows: pd.DataFrame, singular: pd.DataFrame) -> str:
 
 def _draw_workload(column: Sequence[Axes], rows: pd.DataFrame, workload: str, shown: Sequence[str]) -> None:
     """Draw the quantities of one workload, the remaining weight of the identity, and the limits of float32."""
-    column[0].set_title(f"{looks.workload_name(workload)}, {rows['layer'].nunique()} layers")
+    column[0].set_title(f"{styles.workload_name(workload)}, {rows['layer'].nunique()} layers")
     by_step = rows.groupby("step")
     for panel, quantity in zip(column, shown, strict=True):
         _draw(panel, rows, quantity)

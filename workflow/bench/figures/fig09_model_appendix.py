@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -66,9 +66,9 @@ def variant_of(label: str) -> str:
     return label.removesuffix(SHARDED).removesuffix("_ddp")
 
 
-def look_of(label: str) -> looks.MethodStyle:
+def look_of(label: str) -> styles.MethodStyle:
     """Return the look of an optimizer, whatever divides the training."""
-    return looks.style_of(variant_of(label))
+    return styles.style_of(variant_of(label))
 
 
 def draw_steps(axes: Axes, rows: pd.DataFrame, place: tuple[str, str]) -> set[str]:
@@ -82,7 +82,7 @@ def draw_steps(axes: Axes, rows: pd.DataFrame, place: tuple[str, str]) -> set[st
         _lines(axes, counted, "ratio", linestyle=_COUNTED_LINE, markersize=0)
     axes.axhline(1, **_GUIDE)
     axes.set_ylabel("step ÷ base's, model")
-    axes.set_title(f"{looks.workload_name(model)}, {'sharded' if sharded else 'DDP'}, {system}")
+    axes.set_title(f"{styles.workload_name(model)}, {'sharded' if sharded else 'DDP'}, {system}")
     _finish(axes, rows)
     return {variant_of(str(label)) for label in ratios["optimizer"]}
 
@@ -126,7 +126,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "memory: parameters, gradients and optimizer state, without activations; bytes: handed to the method's "
         "collectives",
         *([counted] if has_counted(rows) else []),
-        f"by the model, efficiency of {looks.workload_name(model)} on {system} at {_AT} GPUs over "
+        f"by the model, efficiency of {styles.workload_name(model)} on {system} at {_AT} GPUs over "
         f"{rows['workers'].min()}: {', '.join(efficiencies)}",
     ]
 

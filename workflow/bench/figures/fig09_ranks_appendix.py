@@ -8,7 +8,7 @@ from typing import Any, Final
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -67,7 +67,7 @@ def sent(rows: pd.DataFrame) -> pd.DataFrame:
 def _draw(axes: Axes, table: pd.DataFrame) -> None:
     """Draw measured values as markers and formulas as dashed lines, first of DDP and then of sharded training."""
     workers = sorted(table["workers"].unique())
-    labels = looks.in_order({model.variant_of(str(label)) for label in table["optimizer"]})
+    labels = styles.in_order({model.variant_of(str(label)) for label in table["optimizer"]})
     starts = {sharded: sharded * (len(workers) + _GAP) for sharded in (False, True)}
     for label, of_label in table.groupby("optimizer", sort=False):
         look, start = model.look_of(str(label)), starts[str(label).endswith(model.SHARDED)]
@@ -92,7 +92,7 @@ def _notes(rows: pd.DataFrame) -> list[str]:
     live = rows[(rows["quantity"] == "peak_live") & is_windowed]["bytes"]
     whole = rows[(rows["quantity"] == "gradients") & ~rows["optimizer"].str.endswith(model.SHARDED)]["bytes"]
     notes = [
-        f"memory and bytes: {looks.workload_name(str(rows['workload'].iloc[0]))}, the rank with most; memory: "
+        f"memory and bytes: {styles.workload_name(str(rows['workload'].iloc[0]))}, the rank with most; memory: "
         "parameters, gradients, momentum and the preconditioner's state, counted; bytes: counted in the "
         f"preconditioner's collectives, mean of {PERIOD} steps; dashed: formulas, exact in {exact} of {len(checked)} "
         "cases"

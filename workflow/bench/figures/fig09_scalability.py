@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import fig09_model_appendix as model
@@ -59,7 +59,7 @@ def _measured_message(measured: pd.DataFrame, cores: int) -> str:
     most = max((number for number in measured["workers"].unique() if 1 < number <= cores), default=0)
     ratios = {label: speedups(rows).get(most, {}).values() for label, rows in measured.groupby("optimizer")}
     shown = [
-        f"{looks.style_of(label).name.partition(' (')[0]} {geometric_mean(ratios[label]):.2f}"
+        f"{styles.style_of(label).name.partition(' (')[0]} {geometric_mean(ratios[label]):.2f}"
         for label in ("mkor", "kaisa", "sgd")
         if ratios.get(label)
     ]
@@ -84,9 +84,9 @@ def speedups(steps: pd.DataFrame) -> dict[int, Mapping[Any, float]]:
 
 def _draw_measured(axes: Axes, measured: pd.DataFrame, cores: int) -> None:
     """Draw speedups: means over repeats as markers, the repeats as dots, and the ideal as a line a group."""
-    labels, workers = looks.in_order(measured["optimizer"]), sorted(measured["workers"].unique())
+    labels, workers = styles.in_order(measured["optimizer"]), sorted(measured["workers"].unique())
     for place, label in enumerate(labels):
-        look = looks.style_of(label)
+        look = styles.style_of(label)
         shift = APART * (place - (len(labels) - 1) / 2)
         for number, ratios in speedups(measured[measured["optimizer"] == label]).items():
             x = workers.index(number) + shift  # by place and not by number: groups are as far apart at 2 as at 16
@@ -103,7 +103,7 @@ def _draw_measured(axes: Axes, measured: pd.DataFrame, cores: int) -> None:
     panels.fixed_ticks(axes.yaxis, (2.0**power for power in range(math.ceil(low), math.floor(high) + 1, every)))
     axes.set_xticks(range(len(workers)), [f"{number}" for number in workers])
     axes.grid(axis="x", visible=False)
-    workload = looks.workload_name(str(measured["workload"].iloc[0]))
+    workload = styles.workload_name(str(measured["workload"].iloc[0]))
     axes.set(xlim=(-0.5, len(workers) - 0.5), xlabel="workers", ylabel="speedup over one worker")
     axes.set_title(f"{workload}, measured on this machine")
     if cores < max(workers):
@@ -112,7 +112,7 @@ def _draw_measured(axes: Axes, measured: pd.DataFrame, cores: int) -> None:
 
 def _note_on_scaling(measured: pd.DataFrame, cores: int) -> str:
     """Return the caption's sentence on speedup and efficiency."""
-    workload = ", ".join(map(looks.workload_name, sorted(measured["workload"].dropna().unique())))
+    workload = ", ".join(map(styles.workload_name, sorted(measured["workload"].dropna().unique())))
     batch = measured.loc[measured["workers"] == 1, "batch"].max()
     counts = ", ".join(str(number) for number in sorted(measured["workers"].unique()))
     return (

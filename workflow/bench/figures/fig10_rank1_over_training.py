@@ -9,7 +9,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.figures import _page as page
 from workflow.bench.figures.fig05_rank1_error import APPROXIMATIONS, SIDES, caption
 from workflow.bench.results.tables import Results
@@ -35,7 +35,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     names = page.probed_workloads(rows)
     figure, axes = page.new_figure(len(SIDES), len(names), height=3.6, sharex="col", sharey=True)
     for panels, workload in zip(axes.T, names, strict=True):
-        panels[0].set_title(looks.workload_name(workload))
+        panels[0].set_title(styles.workload_name(workload))
         for panel, (side, name) in zip(panels, SIDES.items(), strict=True):
             _draw(panel, rows[(rows["workload"] == workload) & (rows["side"] == side)])
             panel.set(xlabel="iteration", ylabel=f"error, {name}")

@@ -13,7 +13,7 @@ from typing import Final
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.estimates import Estimate, paired_ratio
 from workflow.bench.analysis.step_times import StepTimes, Timed, timed
 from workflow.bench.analysis.time_to_target import budgets, too_short
@@ -76,7 +76,7 @@ def caption(results: Results, experiments: Mapping[str, Timed], notes: Sequence[
     """Return the caption of a figure of these experiments; the note on their times comes last."""
     runs = pd.concat([experiment.runs for experiment in experiments.values()], ignore_index=True)
     own = tuple(pair for experiment in experiments.values() for pair in experiment.own)
-    times = Timed(runs, pd.DataFrame(), own).note(looks.workload_name)
+    times = Timed(runs, pd.DataFrame(), own).note(styles.workload_name)
     absent = [name for name in EXPERIMENTS if name not in experiments or results.metrics(name).empty]
     return page.caption(results, runs, notes=[*notes, times], absent=absent)
 
@@ -88,7 +88,7 @@ def begin_panel(axes: Axes, name: str, experiment: Timed, quantity: str) -> str:
     """
     runs, place = experiment.runs, axes.get_subplotspec()
     width = 78 // (place.get_gridspec().ncols if place is not None else 1)
-    axes.set_title("\n".join(textwrap.wrap(looks.data_title(runs), width)), fontsize=7)
+    axes.set_title("\n".join(textwrap.wrap(styles.data_title(runs), width)), fontsize=7)
     if not experiment.metrics.empty:
         return ""
     reasons = runs.loc[~runs["status"].isin(ENDED), "reason"].dropna()
@@ -185,7 +185,7 @@ def make(results: Results, folder: Path) -> list[Path]:
             if rising := _rising(experiment.metrics):
                 panels.annotate(upper, f"{rising}\nends above its start", (0.03, 0.04), va="bottom", color=page.SOFT)
         if not any(contest.by_seed for contest in measured[name].values()):
-            without.append(looks.data_title(experiment.runs))
+            without.append(styles.data_title(experiment.runs))
             lower.remove()
             continue
         speedups = paper[paper["experiment"] == IN_THE_PAPER[name]].set_index("baseline")["speedup"]
@@ -206,7 +206,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 def _finish(axes: Sequence[Axes], limits: tuple[float, float]) -> None:
     """Set the axes of the panels of contests; the first names the rivals, the one in the middle the quantity."""
     for panel in axes:
-        forest.name_rows(panel, [looks.style_of(label).name if panel is axes[0] else "" for label in RIVALS])
+        forest.name_rows(panel, [styles.style_of(label).name if panel is axes[0] else "" for label in RIVALS])
         panel.set_ylim(len(RIVALS) - 0.5, -0.5)
         panel.set_xscale("log")
         panel.set_xlim(limits)
@@ -220,7 +220,7 @@ def _rising(losses: pd.DataFrame) -> str:
     """Return the names of the MKOR labels whose training loss ends above its first value, medians over seeds."""
     ordered = losses.sort_values("step").groupby(["optimizer", "run"])["value"]
     rise = (ordered.last() - ordered.first()).groupby("optimizer").median()
-    return ", ".join(looks.style_of(label).name for label in CONTENDERS if rise.get(label, 0.0) > 0)
+    return ", ".join(styles.style_of(label).name for label in CONTENDERS if rise.get(label, 0.0) > 0)
 
 
 def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], experiments: Mapping[str, Timed]) -> str:
@@ -230,7 +230,7 @@ def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], expe
         contest = by_pair.get(("sgd", "mkor"))
         if contest is None:
             continue
-        model = looks.workload_name(str(experiments[name].runs["workload"].iloc[0]))
+        model = styles.workload_name(str(experiments[name].runs["workload"].iloc[0]))
         finite = contest.ratio is not None and 0 < contest.ratio.value < math.inf
         who, never = ("MKOR", contest.contender_never) if contest.contender_never else ("SGD", contest.rival_never)
         arrived = f"{who} there in {contest.seeds - never} of {contest.seeds} runs"
@@ -242,7 +242,7 @@ def _level_note(experiments: Mapping[str, Timed]) -> str:
     """Return the caption's definition of equal training accuracy in each experiment."""
     fixed, relative = [], []
     for experiment in experiments.values():
-        model = looks.workload_name(str(experiment.runs["workload"].iloc[0]))
+        model = styles.workload_name(str(experiment.runs["workload"].iloc[0]))
         if limits := panels.targets(experiment.runs, "train", "accuracy"):
             fixed.append(f"{100 * limits[-1]:g} % of {model}")
         else:
@@ -255,7 +255,7 @@ def _level_note(experiments: Mapping[str, Timed]) -> str:
 def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], speedups: pd.Series) -> None:
     """Draw one row per rival: measured ratios with their intervals, filled, and the published one, hollow."""
     axes.axvline(1, color=page.GUIDE, linewidth=0.8)
-    labels = looks.in_order({label for _, label in by_pair})
+    labels = styles.in_order({label for _, label in by_pair})
     for row, (rival, name) in enumerate(RIVALS.items()):
         if row:
             axes.axhline(row - 0.5, color="#E4E4E4", linewidth=0.5)

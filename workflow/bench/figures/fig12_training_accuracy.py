@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.step_times import Timed
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -55,6 +55,6 @@ def _message(experiments: Mapping[str, Timed]) -> str:
         rows = experiment.metrics.sort_values("step").groupby(["optimizer", "run"])["value"].last()
         last = rows.groupby("optimizer").median()
         if {"mkor", "sgd"} <= {*last.index}:
-            model = looks.workload_name(str(experiment.runs["workload"].iloc[0]))
+            model = styles.workload_name(str(experiment.runs["workload"].iloc[0]))
             phrases.append(f"{model} {100 * last['mkor']:.3g} and {100 * last['sgd']:.3g}")
     return f"Training accuracy (%) at the end, MKOR and SGD: {'; '.join(phrases)}" if phrases else ""

@@ -9,7 +9,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _forest as forest
@@ -42,11 +42,11 @@ def make(results: Results, folder: Path) -> list[Path]:
     bases = {workload: common_base(rows) for workload, rows in of_workload.items()}
     shown = losses[losses["optimizer"].isin([*CURVES, *filter(None, bases.values())])]
     # The same rows in all panels, so that their names stand once.
-    labels = [label for label in looks.in_order(losses["optimizer"]) if label not in bases.values()]
+    labels = [label for label in styles.in_order(losses["optimizer"]) if label not in bases.values()]
     figure, axes = page.new_figure(2, len(workloads), height=4.0, height_ratios=(1.4, 1))
     compared = {workload: panels.losses_to_compare(metrics[metrics["workload"] == workload]) for workload in workloads}
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
-        upper.set_title(looks.data_title(of_workload[workload], width=16))
+        upper.set_title(styles.data_title(of_workload[workload], width=16))
         panels.draw_losses(upper, shown[shown["workload"] == workload], x="step", scale=1.0)
         upper.set_xlabel("iteration")
         forest.draw_differences(lower, compared[workload], bases[workload], labels)
@@ -73,7 +73,7 @@ def message(losses: Mapping[str, pd.DataFrame], runs: Mapping[str, pd.DataFrame]
             continue
         rules = {label: changes[label] for label in RULES if changes.get(label)}
         shares = [f"{RULES[label]} {signed(median(values))}" for label, values in rules.items()]
-        against = f"{looks.data_title(runs[workload])}: final loss against {looks.style_of(str(base)).name}'s"
+        against = f"{styles.data_title(runs[workload])}: final loss against {styles.style_of(str(base)).name}'s"
         found.append((len(rules), sum(map(len, rules.values())), f"{against}, MKOR's {', '.join(shares)}"))
     rules_of_most, _, text = max(found, default=(0, 0, ""))
     return text if rules_of_most else ""

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.fits import mean_by_width, width_law
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -33,7 +33,7 @@ def _name_slopes(axes: Axes, rows: pd.DataFrame) -> None:
         if law is None:
             continue
         lowest = max((np.log10(ends[label]) - low) / (high - low), lowest + _APART)
-        look: dict[str, Any] = {"fontsize": 7, "color": looks.style_of(label).color}
+        look: dict[str, Any] = {"fontsize": 7, "color": styles.style_of(label).color}
         panels.annotate(axes, f"$d^{{{law.exponent:.2f}}}$", (1, lowest), xytext=(3, 0), **look)
 
 
@@ -46,8 +46,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.set_xscale("log")
         panel.set_yscale("log")
         of_part = rows[rows["part"].isin((part, FLOOR))]
-        for label in looks.in_order(of_part["optimizer"]):
-            repeats, look = of_part[of_part["optimizer"] == label], looks.style_of(label)
+        for label in styles.in_order(of_part["optimizer"]):
+            repeats, look = of_part[of_part["optimizer"] == label], styles.style_of(label)
             means, spread = mean_by_width(repeats), repeats.groupby("dimension")["ms"].agg(["min", "max"])
             panel.plot(means.index, means, color=look.color, linewidth=0.8, marker=look.marker)
             panel.vlines(means.index, spread["min"], spread["max"], color=look.color, linewidth=1.6, alpha=0.55)
@@ -90,6 +90,6 @@ def _timed_once(rows: pd.DataFrame) -> str:
     counts = rows.groupby(["optimizer", "part", "dimension"]).size()
     once = counts[(counts == 1) & (counts.max() > 1)].reset_index()
     return ", ".join(
-        f"{looks.style_of(str(label)).name} {PARTS.get(str(part), part)} at {', '.join(map('{:g}'.format, widths))}"
+        f"{styles.style_of(str(label)).name} {PARTS.get(str(part), part)} at {', '.join(map('{:g}'.format, widths))}"
         for (label, part), widths in once.groupby(["optimizer", "part"])["dimension"]
     )

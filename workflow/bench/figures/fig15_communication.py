@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.fits import power_law
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -36,8 +36,8 @@ def _draw(axes: Axes, sent: pd.DataFrame, over: str) -> None:
     """Draw measured values as markers, the formula as dashed lines and the paper's as hollow markers over a column."""
     values = sorted(sent[over].unique())
     drawn: list[float] = []
-    for label in looks.in_order(sent["optimizer"]):
-        look, rows = looks.style_of(label), sent[sent["optimizer"] == label].sort_values(over)
+    for label in styles.in_order(sent["optimizer"]):
+        look, rows = styles.style_of(label), sent[sent["optimizer"] == label].sort_values(over)
         axes.plot(rows[over], rows["predicted_bytes"], color=look.color, linestyle=page.MODEL_LINE, linewidth=0.8)
         # Methods that send the same get smaller markers one after another, or one would hide the others.
         most = float(rows["bytes"].max())
@@ -54,7 +54,7 @@ def _draw(axes: Axes, sent: pd.DataFrame, over: str) -> None:
 
 def _entry(sent: pd.DataFrame, label: str) -> Artist:
     """Return a legend entry with the slope of the measured bytes over the width, at one number of workers."""
-    look = looks.style_of(label)
+    look = styles.style_of(label)
     rows = sent[sent["optimizer"] == label]
     slope = ""
     if rows["dimension"].nunique() > 1 and (rows["bytes"] > 0).all():
@@ -74,12 +74,12 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[0].set(xlabel="width d of the layer", title=f"{workers:g} workers", ylabel="bytes per update")
     axes[1].set(xlabel="workers", title=f"d = {width:g}")
     panels.byte_axis(axes[0])
-    legend = [_entry(at_workers, label) for label in looks.in_order(sent["optimizer"])]
+    legend = [_entry(at_workers, label) for label in styles.in_order(sent["optimizer"])]
     legend.append(page.guide_entry("formula", linestyle=page.MODEL_LINE, linewidth=0.8))
     if sent["paper_bytes"].notna().any():
         legend.append(page.published_entry("Table 1 of the paper, as float32"))
     differing = sent[sent["bytes"] != sent["predicted_bytes"]]
-    without = looks.in_order(sent.loc[sent["paper_bytes"].isna(), "optimizer"])
+    without = styles.in_order(sent.loc[sent["paper_bytes"].isna(), "optimizer"])
     notes = [
         "payload that the busiest rank hands to the collectives in one step with a refresh, for a layer [d, d], "
         "counted in the collectives, without the gradients, which every optimizer exchanges; slope: of the "
@@ -87,7 +87,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         f"formula: of this implementation; it is exact in {len(sent) - len(differing)} of {len(sent)} cases",
     ]
     if without:
-        notes.append(f"not in Table 1: {', '.join(looks.style_of(label).name for label in without)}")
+        notes.append(f"not in Table 1: {', '.join(styles.style_of(label).name for label in without)}")
     text = page.footer(results, rows, notes=notes)
     reading = "Filled: counted; smaller markers lie on larger ones of methods that send the same."
     return page.save(figure, folder, "fig15_communication", legend, text, _message(at_workers), reading, columns=2)

@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from workflow.bench.analysis import looks
 from workflow.bench.analysis import machines as comparison
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_level
 from workflow.bench.analysis.machines import TargetTime
 from workflow.bench.figures import _forest as forest
@@ -124,7 +124,7 @@ def _draw(axes: Axes, bars: Sequence[RatioBar], rows: HardwareRows) -> None:
 def _name_rows(axes: Axes, rows: HardwareRows) -> None:
     """Write the names of the optimizers, and above those of each machine its name, to the left of a panel."""
     names = {place: textwrap.fill(name, _NAME_WIDTH) for name, place in rows.headings.items()}
-    names |= {place: looks.style_of(label).name for (_, label), place in rows.places.items()}
+    names |= {place: styles.style_of(label).name for (_, label), place in rows.places.items()}
     axes.set_yticks(list(names), list(names.values()), fontsize=6)
     for text, place in zip(axes.get_yticklabels(), names, strict=True):
         if place in rows.headings.values():
@@ -138,7 +138,7 @@ def _has_interval(bar: RatioBar) -> bool:
 
 def _draw_bar(axes: Axes, bar: RatioBar, place: float, scale: float, end: float) -> None:
     """Draw a bar with its interval, which has an arrow where it leaves the panel at ``end``, or with its runs."""
-    look = looks.style_of(bar.label)
+    look = styles.style_of(bar.label)
     if math.isfinite(bar.took.value):
         face: dict[str, Any] = _PROJECTED if bar.projected else {"facecolor": look.color, "linewidth": 0.5}
         axes.barh(place, bar.took.value / scale, height=0.8, edgecolor=look.color, **face)
@@ -184,7 +184,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     figure = _draw_panels([machine.name for machine in machines], by_row)
     shown = [bar for of_row in by_row for bars in of_row.values() for bar in bars]
     if measured := [time for time in targets if not time.projected]:
-        notes.append(comparison.note_on_times(measured, looks.workload_name))
+        notes.append(comparison.note_on_times(measured, styles.workload_name))
     notes += [*comparison.describe(machines, EXPERIMENTS), *_notes(shown)]
     runs, absent = pd.DataFrame(), []
     if this := [machine for machine in machines if not machine.prefix]:
@@ -211,7 +211,7 @@ def _message(steps: Iterable[Sequence[RatioBar]], machines: int) -> str:
     if not ratios:
         return ""
     phrases = [
-        f"{looks.style_of(label).name.partition(' (')[0]}'s {min(ratios[label]):.2f} to {max(ratios[label]):.2f}"
+        f"{styles.style_of(label).name.partition(' (')[0]}'s {min(ratios[label]):.2f} to {max(ratios[label]):.2f}"
         for label in _NAMED
         if label in ratios
     ]
@@ -222,7 +222,7 @@ def _message(steps: Iterable[Sequence[RatioBar]], machines: int) -> str:
 def _draw_panels(names: Sequence[str], by_row: Sequence[Mapping[str, Sequence[RatioBar]]]) -> Figure:
     """Return the figure; names: the machines from top to bottom; by_row: the bars of each row's panels, by title."""
     rows = [
-        HardwareRows(names, looks.in_order(bar.label for bars in of_row.values() for bar in bars)) for of_row in by_row
+        HardwareRows(names, styles.in_order(bar.label for bars in of_row.values() for bar in bars)) for of_row in by_row
     ]
     heights = [max(0.7, _ROW * (of_row.end + 0.8)) for of_row in rows]
     most = max(map(len, by_row))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.field import Contest, contests
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -24,7 +24,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"neither {' nor '.join(EXPERIMENTS)} has runs in {results.root}: run make field first.")
     figure, (axes,) = page.new_figure(1, len(curves), height=2.3)
     for panel, contest in zip(axes, curves, strict=True):
-        panel.set_title(looks.data_title(contest.runs, width=34), fontsize=7)
+        panel.set_title(styles.data_title(contest.runs, width=34), fontsize=7)
         _draw_curves(panel, contest)
     note = "the target's metric, its median over seeds (thin lines)"
     text = field.caption(results, curves, [note])
@@ -44,6 +44,6 @@ def _draw_curves(axes: Axes, contest: Contest) -> None:
     scale = np.log if axes.get_yscale() == "log" else np.asarray
     low, high = map(scale, axes.get_ylim())
     heights = {
-        label: min(float((scale(last[label]) - low) / (high - low)), 1.0) for label in looks.in_order(last.index)
+        label: min(float((scale(last[label]) - low) / (high - low)), 1.0) for label in styles.in_order(last.index)
     }
     field.name_lines(axes, heights)

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import captions, looks
+from workflow.bench.analysis import captions, styles
 from workflow.bench.analysis.field import Contest, Profile, contests, pooled_profiles
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
@@ -70,7 +70,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     shown = [label for rank, label in enumerate(order) if rank < FIRST or label in ALWAYS]
     figure, ((rows, profile),) = page.new_figure(1, 2, height=0.7 + _ROW_INCHES * len(shown), width_ratios=(1, 1.1))
     _draw_rows(rows, {label: ratios[label] for label in shown})
-    forest.name_rows(rows, [f"{order.index(label) + 1}  {looks.style_of(label).name}" for label in shown])
+    forest.name_rows(rows, [f"{order.index(label) + 1}  {styles.style_of(label).name}" for label in shown])
     leaders = [next((label for label in order if label in members), "") for members in FAMILIES.values()]
     named = [label for label in order if label in {*leaders, "mkor"}]
     draw_profiles(profile, profiles_of(everything), named, banded=False, gap=0.06)
@@ -87,7 +87,7 @@ def ranked(chosen: Sequence[Contest]) -> dict[str, list[float]]:
     """
     shared = set.intersection(*({*contest.labels} for contest in chosen))
     found: dict[str, list[float]] = {}
-    for label in looks.in_order(shared):
+    for label in styles.in_order(shared):
         ratios = [contest.sweep.steps_ratio(label, contest.base).estimate for contest in chosen]
         if all(ratio is not None for ratio in ratios):
             found[label] = [ratio.value for ratio in ratios if ratio is not None]
@@ -99,7 +99,7 @@ def _draw_rows(axes: Axes, ratios: Mapping[str, Sequence[float]]) -> None:
     axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     for row, (label, values) in enumerate(ratios.items()):
-        color = looks.style_of(label).color
+        color = styles.style_of(label).color
         if row % 2 == 0:
             axes.axhspan(row - 0.5, row + 0.5, color="#F6F6F6", zorder=0, linewidth=0)
         for marker, value in zip(_MARKERS, values, strict=False):
@@ -116,7 +116,7 @@ def _message(ratios: Mapping[str, Sequence[float]]) -> str:
     if not ratios:
         return ""
     first, *_ = order = [*ratios]
-    leads = f"{looks.style_of(first).name} leads {len(order)} optimizers"
+    leads = f"{styles.style_of(first).name} leads {len(order)} optimizers"
     title = f"{leads} at {geometric_mean(ratios[first]):.2f} times the base's iterations"
     if "mkor" not in ratios or first == "mkor":
         return title
@@ -124,7 +124,7 @@ def _message(ratios: Mapping[str, Sequence[float]]) -> str:
 
 
 def _entries(chosen: Sequence[Contest]) -> list[Artist]:
-    names = (f"{looks.data_title(contest.runs)}, over {looks.style_of(contest.base).name}" for contest in chosen)
+    names = (f"{styles.data_title(contest.runs)}, over {styles.style_of(contest.base).name}" for contest in chosen)
     return [*map(page.hollow_entry, names, _MARKERS), page.guide_entry("geometric mean", linestyle="none", **_BAR)]
 
 
@@ -158,10 +158,10 @@ def draw_profiles(
     if not shown:
         panels.explain_empty(axes, "no optimizer of this family has runs on all of these workloads")
         return
-    for label in looks.in_order(profiles.keys() - set(shown)):  # a set has another order in each process
+    for label in styles.in_order(profiles.keys() - set(shown)):  # a set has another order in each process
         axes.plot(GRID, profiles[label].share, color="#DDDDDD", linewidth=0.5, zorder=1)
     for place, label in enumerate(shown):
-        look, profile = looks.style_of(label), profiles[label]
+        look, profile = styles.style_of(label), profiles[label]
         if banded:
             axes.fill_between(GRID, profile.low, profile.high, color=look.color, alpha=0.09, linewidth=0)
         line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "linewidth": 1.1, "marker": look.marker}
@@ -172,7 +172,7 @@ def draw_profiles(
 def name_lines(axes: Axes, heights: Mapping[str, float], gap: float = _GAP) -> None:
     """Write the names of labels beside a panel, near the right ends of their lines, from 0 at the bottom to 1."""
     for label, height in zip(heights, _spread([*heights.values()], gap), strict=True):
-        look = looks.style_of(label)
+        look = styles.style_of(label)
         panels.annotate(axes, look.name, (1.02, height), color=look.color, annotation_clip=False)
 
 

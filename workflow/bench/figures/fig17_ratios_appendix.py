@@ -9,7 +9,7 @@ from typing import Final
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.field import Contest, contests
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
@@ -42,12 +42,12 @@ def make(results: Results, folder: Path) -> list[Path]:
     steps = steps[steps["experiment"].isin(_SHOWN)]
     present = {label for contest in found for label in contest.labels}
     of_families = [label for members in field.FAMILIES.values() for label in members if label in present]
-    labels = of_families + looks.in_order(present - {*of_families})
+    labels = of_families + styles.in_order(present - {*of_families})
     figure, (axes,) = page.new_figure(1, len(found) + 2, height=0.6 + _ROW_INCHES * len(labels))
-    names = [looks.style_of(label).name for label in labels]
+    names = [styles.style_of(label).name for label in labels]
     for number, (panel, contest) in enumerate(zip(axes, found, strict=False)):
-        title = looks.data_title(contest.runs, width=9)
-        panel.set_title(f"{title}\nover {looks.style_of(contest.base).name}", fontsize=6)
+        title = styles.data_title(contest.runs, width=9)
+        panel.set_title(f"{title}\nover {styles.style_of(contest.base).name}", fontsize=6)
         _draw_ratios(panel, contest, labels)
         _name(panel, names if number == 0 else [""] * len(names))
     for panel, column in zip(axes[len(found) :], ("cosine", "norm"), strict=True):
@@ -69,7 +69,7 @@ def _draw_ratios(axes: Axes, contest: Contest, labels: Sequence[str]) -> None:
             continue
         base = contest.base_of(label)
         if label == base:
-            look = looks.style_of(label)
+            look = styles.style_of(label)
             axes.plot(1, row, marker=look.marker, color=look.color, markersize=4)
         elif (ratio := contest.steps(label).estimate) is not None:
             forest.draw_estimate(axes, ratio, row, label)
@@ -84,7 +84,7 @@ def _draw_turns(axes: Axes, steps: pd.DataFrame, column: str, labels: Sequence[s
     """Draw a dot for each workload in each label's row: its cosine, or its norm on a logarithmic axis."""
     for row, label in enumerate(labels):
         values = steps.loc[steps["optimizer"] == label, column].dropna().astype(float)
-        axes.plot(values, [row] * len(values), ".", color=looks.style_of(label).color, markersize=3.5)
+        axes.plot(values, [row] * len(values), ".", color=styles.style_of(label).color, markersize=3.5)
     axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     if column == "cosine":
         axes.set_xlim(-0.1, 1.1)

@@ -11,10 +11,10 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.curves import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate
-from workflow.bench.analysis.looks import MethodStyle
+from workflow.bench.analysis.styles import MethodStyle
 from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _forest as forest
@@ -28,9 +28,9 @@ WHOLE: Final = "mkor"
 """The label of MKOR with both sides and the paper's vectors."""
 FACTORS: Final = {
     ("right", WHOLE): MethodStyle("J_R, input side", "#000000", "o", "-"),
-    ("left", WHOLE): MethodStyle("J_L, output side, as in the paper", looks.style_of(WHOLE).color, "v", "-"),
-    ("left", "mkor_scaled"): MethodStyle("J_L, with g × 65,536", looks.style_of("mkor_scaled").color, "s", "-"),
-    ("left", "mkor_normalized"): MethodStyle("J_L, with |g| = 3", looks.style_of("mkor_normalized").color, "p", "-"),
+    ("left", WHOLE): MethodStyle("J_L, output side, as in the paper", styles.style_of(WHOLE).color, "v", "-"),
+    ("left", "mkor_scaled"): MethodStyle("J_L, with g × 65,536", styles.style_of("mkor_scaled").color, "s", "-"),
+    ("left", "mkor_normalized"): MethodStyle("J_L, with |g| = 3", styles.style_of("mkor_normalized").color, "p", "-"),
 }
 """The factors that the probe follows, by side and vectors."""
 ROUNDING: Final = 1e-16
@@ -49,7 +49,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     above, below = axes[0], page.split_row(figure, axes[1], len(compared)) if compared else []
     for panel, workload in zip(above, names, strict=True):
         of_workload = rows[rows["workload"] == workload]
-        panel.set_title(f"{looks.workload_name(workload)},\n{of_workload['layer'].nunique()} layers", fontsize=7)
+        panel.set_title(f"{styles.workload_name(workload)},\n{of_workload['layer'].nunique()} layers", fontsize=7)
         panel.set_yscale("log")
         for look, of_factor in factors_of(of_workload):
             turned = of_factor.assign(direction_change=of_factor["direction_change"].clip(lower=ROUNDING))
@@ -66,10 +66,10 @@ def make(results: Results, folder: Path) -> list[Path]:
         "factors follow one training, with the paper's g",
         _changes(rows),
     ]
-    labels = looks.in_order(losses.loc[losses["workload"].isin(compared), "optimizer"])
+    labels = styles.in_order(losses.loc[losses["workload"].isin(compared), "optimizer"])
     for panel, workload in zip(below, compared, strict=True):
         finals, trained = (frame[frame["workload"] == workload] for frame in (losses, runs))
-        panel.set_title(looks.data_title(trained))
+        panel.set_title(styles.data_title(trained))
         forest.draw_differences(panel, finals, WHOLE, labels)
         if panel is not below[0]:
             panel.set_yticklabels([])
@@ -126,14 +126,14 @@ def _changes(rows: pd.DataFrame) -> str:
 
 def _remaining(losses: pd.DataFrame, base: str | None) -> str:
     """Return the caption's sentence on the part of MKOR's gain over its base optimizer that each variant keeps."""
-    workload = looks.workload_name(str(losses["workload"].iloc[0]))
+    workload = styles.workload_name(str(losses["workload"].iloc[0]))
     shares = {} if base is None else kept_shares(losses, base)
     if not shares:
         return f"{workload}: MKOR does not end below its base optimizer with every seed, so there is no gain to keep"
     phrases = []
     for label, share in shares.items():
         interval = f" [{100 * share.low:.0f}, {100 * share.high:.0f}]" if share.has_interval else ""
-        name = looks.style_of(label).name.removeprefix("MKOR (").removesuffix(")")
+        name = styles.style_of(label).name.removeprefix("MKOR (").removesuffix(")")
         phrases.append(f"{name} {100 * share.value:.0f} %{interval}")
     return (
         f"{workload}, part of MKOR's gain over its base optimizer that is kept (over seeds; a diverged run keeps less "
@@ -156,7 +156,7 @@ def kept_shares(losses: pd.DataFrame, base: str) -> dict[str, Estimate]:
     gains = {seed: first[seed] - whole[seed] for seed in sorted(whole.keys() & first.keys())}
     if len(gains) < 2 or not all(np.isfinite(gain) and gain > 0 for gain in gains.values()):
         return {}
-    others = [label for label in looks.in_order(finals) if label not in (base, WHOLE)]
+    others = [label for label in styles.in_order(finals) if label not in (base, WHOLE)]
     shares = {
         label: [(first[seed] - finals[label][seed]) / gain for seed, gain in gains.items() if seed in finals[label]]
         for label in others

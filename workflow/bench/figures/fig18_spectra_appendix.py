@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures.fig18_factors import draw_layers, entries, factors_of
@@ -23,7 +23,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     figure, (axes,) = page.new_figure(1, len(names), height=2.4, sharey="row")
     for panel, workload in zip(axes, names, strict=True):
         of_workload = rows[rows["workload"] == workload]
-        panel.set_title(f"{looks.workload_name(workload)},\n{of_workload['layer'].nunique()} layers", fontsize=7)
+        panel.set_title(f"{styles.workload_name(workload)},\n{of_workload['layer'].nunique()} layers", fontsize=7)
         for look, of_factor in factors_of(of_workload):
             draw_layers(panel, of_factor, "smallest", look)
             median = of_factor.groupby("step")["median"].median()

@@ -10,7 +10,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.tuning_budget import Search, has_several, search
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
@@ -35,14 +35,14 @@ def make(results: Results, folder: Path) -> list[Path]:
     costs = halved(searches.values())
     if not costs:
         raise NoDataError("no search has an optimizer that succeeds with half of its trials")
-    labels = looks.in_order(costs)
+    labels = styles.in_order(costs)
     figure, ((axes,),) = page.new_figure(1, 1, height=0.5 + 0.19 * len(labels))
     axes.axvline(0, color=page.GUIDE, linewidth=0.8)
     for row, label in enumerate(labels):
-        look = looks.style_of(label)
+        look = styles.style_of(label)
         forest.draw_runs(axes, costs[label], row, label, below=0.0)
         axes.plot(median(costs[label]), row, marker=look.marker, color=look.color, markersize=6, zorder=4)
-    forest.name_rows(axes, [looks.style_of(label).name for label in labels])
+    forest.name_rows(axes, [styles.style_of(label).name for label in labels])
     axes.set_xlabel("worse than with all trials (%)")
     text = page.caption(results, pd.DataFrame(), notes=[_NOTE, *notes_on(searches, several)])
     reading = "Dots are experiments, markers their median; further right gains more from the second half."
@@ -86,7 +86,7 @@ def halved(searches: Iterable[Search]) -> dict[str, list[float]]:
 def _message(costs: Mapping[str, list[float]]) -> str:
     """Return the title: the median cost of half of the trials for MKOR, KFAC and their base optimizers."""
     shown = {label: median(costs[label]) for label in NAMED if label in costs}
-    parts = [f"{looks.style_of(label).name.partition(' (')[0]} {cost:.1f} %" for label, cost in shown.items()]
+    parts = [f"{styles.style_of(label).name.partition(' (')[0]} {cost:.1f} %" for label, cost in shown.items()]
     finite = all(map(math.isfinite, shown.values()))
     return f"Half of the trials would have found values worse by: {', '.join(parts)}" if parts and finite else ""
 
@@ -96,16 +96,16 @@ def notes_on(searches: Mapping[tuple[str, str], Search], several: Iterable[tuple
     places: dict[str, list[str]] = {}
     failed = []
     for (experiment, workload), found in searches.items():
-        place = f"{experiment} {looks.workload_name(workload)}"
+        place = f"{experiment} {styles.workload_name(workload)}"
         trials, studies = (" or ".join(map(str, numbers)) for numbers in (found.trials, found.studies))
         size = f"{trials} trials of each optimizer in {studies} {'study' if studies == '1' else 'studies'}"
         is_one = sum(name == experiment for name, _ in searches) == 1
         places.setdefault(size, []).append(experiment if is_one else place)
         if found.failed:
-            failed.append(f"{', '.join(looks.style_of(label).name for label in found.failed)} in {place}")
+            failed.append(f"{', '.join(styles.style_of(label).name for label in found.failed)} in {place}")
     notes = ["; ".join(f"{size}: {', '.join(names)}" for size, names in places.items())]
     if failed:
         notes.append(f"without success in some study: {'; '.join(failed)}")
-    if hidden := [f"{experiment} {looks.workload_name(workload)}" for experiment, workload in sorted(several)]:
+    if hidden := [f"{experiment} {styles.workload_name(workload)}" for experiment, workload in sorted(several)]:
         notes.append(f"Not shown, since they were tuned at several sizes: {', '.join(hidden)}")
     return notes

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.tuning_budget import Search
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -34,7 +34,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     searches, several = searches_of(results)
     rows = -(-len(searches) // _COLUMNS)
     figure, axes = page.new_figure(rows, _COLUMNS, height=0.4 + 1.55 * rows)
-    titles = looks.data_titles(
+    titles = styles.data_titles(
         [(experiment, _runs(results, experiment, workload)) for experiment, workload in searches], width=24
     )
     for panel, title, found in zip(axes.flat, titles, searches.values(), strict=False):
@@ -66,8 +66,8 @@ def _draw(axes: Axes, found: Search) -> None:
     if not found.budgets:
         panels.explain_empty(axes, "no optimizer succeeded in every study", width=24)
         return
-    for label in looks.in_order(found.budgets):
-        budget, look = found.budgets[label], looks.style_of(label)
+    for label in styles.in_order(found.budgets):
+        budget, look = found.budgets[label], styles.style_of(label)
         numbers = range(budget.first, budget.first + len(budget.mean))
         axes.plot(numbers, budget.mean, color=look.color, linestyle=look.line, linewidth=1.1)
         axes.fill_between(numbers, budget.lowest, budget.highest, color=look.color, alpha=0.15, linewidth=0)

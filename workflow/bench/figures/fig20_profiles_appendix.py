@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.target_sweep import TargetSweep, profiles
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures.fig20_target_sweep import draw_each
@@ -42,10 +42,10 @@ def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:
         )
         return
     end = min(_LARGEST_FACTOR, max(1.5, 1.05 * float(finite.max())))
-    for label in looks.in_order(by_label):
+    for label in styles.in_order(by_label):
         solved = by_label[label][by_label[label] <= end]
         x = [1.0, *solved, end]
         y = np.minimum(np.arange(len(x)), len(solved)) / len(by_label[label])
-        look = looks.style_of(label)
+        look = styles.style_of(label)
         axes.step(x, y, where="post", color=look.color, linestyle=look.line, linewidth=1.1)
     panels.profile_axes(axes, end)

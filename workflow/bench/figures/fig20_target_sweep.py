@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, common_base, target_sweep
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -94,7 +94,7 @@ def draw_each(
         return draw_empty(results, folder, name, notes)
     rows = -(-len(shown) // _COLUMNS)
     figure, axes = page.new_figure(rows, min(_COLUMNS, len(shown)), height=height * rows)
-    titles = looks.data_titles([(one.experiment, one.runs) for one in shown], width=24)
+    titles = styles.data_titles([(one.experiment, one.runs) for one in shown], width=24)
     for panel, title, one in zip(axes.flat, titles, shown, strict=False):
         panel.set_title(title, fontsize=6.5)
         draw(panel, one.sweep)
@@ -141,7 +141,7 @@ def by_share(sweep: TargetSweep, label: str) -> dict[float, float]:
 
 def _draw(axes: Axes, label: str, ratios: Sequence[Mapping[float, float]]) -> dict[float, float]:
     """Draw a line for each experiment and their median by share of the base's steps, which is returned."""
-    look = looks.style_of(label)
+    look = styles.style_of(label)
     axes.set_title(look.name)
     axes.set_yscale("log")
     axes.axhline(1, color=page.GUIDE, linewidth=0.8)

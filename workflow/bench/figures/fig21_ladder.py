@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.analysis.ladder import (
     BASES,
@@ -33,8 +33,8 @@ from workflow.bench.results.tables import Results
 EXPERIMENTS = ("ladder",)
 
 _LOOKS: Final = {
-    "sgd": looks.MethodStyle("over SGD", "#0072B2", "o", "-"),
-    "adamw": looks.MethodStyle("over AdamW", "#B35806", "s", "-"),
+    "sgd": styles.MethodStyle("over SGD", "#0072B2", "o", "-"),
+    "adamw": styles.MethodStyle("over AdamW", "#B35806", "s", "-"),
 }
 _APART: Final = 0.22
 """The distance of the two base optimizers from the middle of a row."""
@@ -58,7 +58,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         of_workload = [ladder for ladder in found if ladder.workload == workload]
         _draw_rungs(upper, [ladder for ladder in of_workload if not ladder.centred])
-        upper.set_title(looks.data_title(of_workload[0].runs, width=66 // len(workloads)))  # 66 letters in all panels
+        upper.set_title(styles.data_title(of_workload[0].runs, width=66 // len(workloads)))  # 66 letters in all panels
         _draw_ratios(lower, of_workload)
         _head(lower, [f"{NAMES[one.base]}: {one.said}" for one in declared if one.workload == workload])
     low, high = axes[1, 0].get_xlim()
@@ -69,7 +69,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     plain = replace(_LOOKS["sgd"], name="plain inputs", color=page.GUIDE, marker="D")
     legend = [*map(page.marker_entry, (*_LOOKS.values(), plain)), page.hollow_entry("centred inputs", "D")]
     legend.append(page.guide_entry(f"{shown_level()} interval", color="#777777", linewidth=1.6))
-    notes = [*_NOTES, *sentences(found, looks.workload_name)]
+    notes = [*_NOTES, *sentences(found, styles.workload_name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
     runs = runs_of(found)
     text = page.caption(results, runs, notes=notes, summarized=False)
@@ -116,7 +116,7 @@ def _draw_ratios(axes: Axes, of_workload: Sequence[Ladder]) -> None:
     forest.name_rows(axes, [RUNGS[rung] for _, rung in rows])
 
 
-def _draw(axes: Axes, found: Estimate, row: float, look: looks.MethodStyle, *, hollow: bool = False) -> None:
+def _draw(axes: Axes, found: Estimate, row: float, look: styles.MethodStyle, *, hollow: bool = False) -> None:
     """Draw a marker with its interval."""
     if found.has_interval:
         axes.hlines(row, found.low, found.high, color=look.color, linewidth=1.6, alpha=0.55)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.batch_sizes import Batches, batches, sentences
 from workflow.bench.analysis.estimates import mean_ratio
 from workflow.bench.figures import _page as page
@@ -37,7 +37,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     figure, axes = page.new_figure(2, len(found), height=4.0, sharex="col", height_ratios=(1.25, 1))
     for (upper, lower), of_workload in zip(axes.T, found, strict=True):
         rows = runs[runs["workload"] == of_workload.workload]
-        title = looks.data_title(rows, width=66 // len(found))  # 66 letters in all panels
+        title = styles.data_title(rows, width=66 // len(found))  # 66 letters in all panels
         upper.set_title(f"{title}\n{of_workload.target.describe()}")
         _draw_iterations(upper, of_workload)
         _draw_speedups(lower, of_workload)
@@ -50,7 +50,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         page.guide_entry("proportional", linestyle=page.MODEL_LINE, linewidth=0.8),
         page.bar_entry(),
     ]
-    notes = [*_NOTES, *sentences(found, looks.workload_name, lambda label: looks.style_of(label).name)]
+    notes = [*_NOTES, *sentences(found, styles.workload_name, lambda label: styles.style_of(label).name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
     text = page.caption(results, runs, notes=notes, summarized=False)
     reading = "Below: a line that rises profits more from a large batch than the reference."
@@ -64,8 +64,8 @@ def _message(found: Sequence[Batches]) -> str:
         ends = [one.ratios("mkor", size) if "mkor" in one.arrivals else {} for size in (one.sizes[0], one.sizes[-1])]
         if one.reference is not None and all(ends):
             first, last = (mean_ratio([-log for log in logs.values()]).value for logs in ends)
-            name = looks.style_of(one.reference).name
-            phrases.append(f"{first:.2f} to {last:.2f} over {name} ({looks.workload_name(one.workload)})")
+            name = styles.style_of(one.reference).name
+            phrases.append(f"{first:.2f} to {last:.2f} over {name} ({styles.workload_name(one.workload)})")
     sizes = sorted({size for one in found for size in one.sizes})
     return f"MKOR's speedup from batch {sizes[0]:,} to {sizes[-1]:,}: {', '.join(phrases)}" if phrases else ""
 
@@ -73,7 +73,7 @@ def _message(found: Sequence[Batches]) -> str:
 def _draw_iterations(axes: Axes, of_workload: Batches) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
-    for label, place in panels.places_beside(looks.in_order(of_workload.arrivals), _APART).items():
+    for label, place in panels.places_beside(styles.in_order(of_workload.arrivals), _APART).items():
         arrivals = of_workload.arrivals[label]
         whole = {size: one.iterations for size, one in arrivals.items() if not one.is_censored}
         panels.draw_estimates(axes, whole, label, place)
@@ -100,10 +100,10 @@ def _draw_speedups(axes: Axes, of_workload: Batches) -> None:
         return
     axes.set_yscale("log")
     axes.axhline(1, color=page.GUIDE, linewidth=0.8)
-    for label, place in panels.places_beside(looks.in_order(of_workload.arrivals), _APART).items():
+    for label, place in panels.places_beside(styles.in_order(of_workload.arrivals), _APART).items():
         ratios = {size: of_workload.ratios(label, size) for size in of_workload.sizes}
         speedups = {size: mean_ratio([-log for log in logs.values()]) for size, logs in ratios.items() if logs}
         if label != reference:
             panels.draw_estimates(axes, speedups, label, place)
-    axes.set_ylabel(f"speedup over {looks.style_of(reference).name}")
+    axes.set_ylabel(f"speedup over {styles.style_of(reference).name}")
     panels.plain_log_ticks(axes)

@@ -8,7 +8,7 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis import looks
+from workflow.bench.analysis import styles
 from workflow.bench.analysis.widths import HELD_OUT, PLACES, Where, Widths, sentences, widths
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
@@ -36,7 +36,7 @@ _NOTES: Final = (
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw speedups over the width at the final quality and over the sweep, and below their slopes."""
     found = widths(results)
-    labels = looks.in_order(found.labels)
+    labels = styles.in_order(found.labels)
     below = _ROW * len(labels)
     figure, axes = page.new_figure(2, 2, height=2.9 + below, sharey="row", height_ratios=(2.2, below))
     for (upper, lower), where in zip(axes.T, PLACES, strict=True):
@@ -46,7 +46,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[0, 0].set_ylabel("speedup over AdamW")
     panels.plain_log_ticks(axes[0, 0])
     legend = [*page.entries_of(labels), page.hollow_entry("predicted"), page.bar_entry()]
-    notes = [*_NOTES, *sentences(found, lambda label: looks.style_of(label).name)]
+    notes = [*_NOTES, *sentences(found, lambda label: styles.style_of(label).name)]
     text = page.caption(results, found.runs, notes=notes, summarized=False)
     reading = "Hollow: what the smaller widths predict."
     return page.save(figure, folder, "fig23_width", legend, text, _message(found), reading)
@@ -59,7 +59,7 @@ def _message(found: Widths) -> str:
         return ""
     (small, first), *_, (large, last) = speedups.items()
     ends = f"{first.value:.2f} at width {small:g}, {last.value:.2f} at {large:g}"
-    return f"{looks.data_title(found.runs)}: MKOR's speedup over AdamW {PLACES[0]} is {ends}"
+    return f"{styles.data_title(found.runs)}: MKOR's speedup over AdamW {PLACES[0]} is {ends}"
 
 
 def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
@@ -82,5 +82,5 @@ def _draw_slopes(axes: Axes, found: Widths, labels: list[str], where: Where) -> 
             forest.draw_estimate(axes, slope, row, label)
         if (extrapolated := found.extrapolated(label, where)) is not None:
             forest.write_beside(axes, row, extrapolated.decision, "prediction")
-    forest.name_rows(axes, [looks.style_of(label).name for label in labels])
+    forest.name_rows(axes, [styles.style_of(label).name for label in labels])
     axes.set_xlabel("slope")

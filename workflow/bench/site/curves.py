@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.curves import curve
-from workflow.bench.analysis.looks import data_title, in_order, style_of
+from workflow.bench.analysis.styles import data_title, in_order, style_of
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import BROKEN_DOWN, ENDED
 from workflow.bench.results.tables import Results

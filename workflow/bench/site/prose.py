@@ -12,7 +12,7 @@ from typing import Final
 import yaml
 from markupsafe import Markup, escape
 
-from workflow.bench.analysis.looks import STYLES, WORKLOADS
+from workflow.bench.analysis.styles import STYLES, WORKLOADS
 from workflow.bench.support.config import CONFIG
 from workflow.bench.support.reading import read_text
 from workflow.bench.support.templates import breakable
