@@ -148,7 +148,6 @@ def test_findings_are_those_that_the_results_support_with_links(tmp_path):
     """Truth: the committed tables, and the same tables with another verdict."""
     results = tmp_path / "here" / "embedded"
     shutil.copytree(REFERENCE / "tables", results / "tables")
-    (results / "tables" / "claims.rst").write_text(as_rst("a caption"))
 
     def headlines() -> list[str]:
         assert main([f"--results={results}", "--tier-title=embedded tier"]) == 0

@@ -148,7 +148,8 @@ class Content:
         for kind in ARTEFACTS:
             for name in sorted(available(kind), key=lambda name: not _NUMBERED.match(name)):
                 if self._is_made(kind, name):
-                    caption = from_rst(read_text(self.results / kind / f"{name}.rst"))
+                    file = self.results / kind / f"{name}.rst"
+                    caption = from_rst(read_text(file)) if file.is_file() else ""  # a kept reference has no captions
                     made[kind].append(Shown(artefacts.describe(kind, name), describe(name), caption))
         return made
 
@@ -191,7 +192,7 @@ class Content:
 
     def _is_made(self, kind: Kind, name: str) -> bool:
         suffix = "png" if kind == "figures" else "csv"
-        return all((self.results / kind / f"{name}.{ending}").is_file() for ending in ("rst", suffix))
+        return (self.results / kind / f"{name}.{suffix}").is_file()
 
     def _shown_in(self, files: set[str]) -> tuple[Shown, ...]:
         """Return the figures and tables that read one of these files; those that read little else come first."""
