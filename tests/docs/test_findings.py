@@ -232,7 +232,7 @@ def test_the_ladder_counts_where_iterations_are_saved(tmp_path):
     assert (
         "its left factor on 1 of 2, its memory of past inputs on 0 of 1, MKOR in place of centring on 0 of 1." in text
     )
-    assert text.endswith("before the runs, holds: autoencoder over sgd; fails: alexnet over adamw.")
+    assert text.endswith("centred. This holds on Autoencoder over SGD; fails on AlexNet over AdamW.")
     table.assign(prediction="").to_csv(tmp_path / "tables" / "ladder.csv", index=False)
     assert findings(Kept(tmp_path, tmp_path))[0]["What the parts of MKOR are worth."].endswith("centring on 0 of 1.")
 

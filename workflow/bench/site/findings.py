@@ -18,6 +18,8 @@ from statistics import fmean, median
 from typing import Final, NamedTuple
 
 from workflow.bench.analysis.captions import INERT, inert_labels
+from workflow.bench.analysis.ladder import NAMES
+from workflow.bench.analysis.styles import workload_name
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.archive import SUFFIX, read_archive
 from workflow.bench.results.rows import read_csv
@@ -339,9 +341,11 @@ def _ladder(kept: Kept) -> str:
     decided: dict[str, list[str]] = {}
     for row in rows:
         if row["prediction"]:
-            decided.setdefault(row["prediction"].partition(",")[0], []).append(f"{row['workload']} over {row['base']}")
-    predicted = "; ".join(f"{decision}: {', '.join(places)}" for decision, places in decided.items())
-    vanishes = f" That MKOR's gain vanishes where inputs are centred, as declared before the runs, {predicted}."
+            place = f"{workload_name(row['workload'])} over {NAMES[row['base']]}"
+            decided.setdefault(row["prediction"].partition(",")[0], []).append(place)
+    said = {"holds": "holds", "fails": "fails", "open": "is open", "not tested": "is not tested"}
+    predicted = "; ".join(f"{verb} on {', '.join(decided[key])}" for key, verb in said.items() if key in decided)
+    vanishes = f" Declared before the runs: MKOR's gain vanishes where inputs are centred. This {predicted}."
     return (
         f"Of the pairs of a workload and a base, these save iterations over the base: {', '.join(saves)} "
         f"(`fig21_ladder`). Of MKOR's parts these do: {', '.join(worth)}.{vanishes if decided else ''}"
