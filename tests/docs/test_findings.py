@@ -18,8 +18,9 @@ from workflow.bench.analysis.wording import number
 from workflow.bench.plan import REFERENCE
 from workflow.bench.results.archive import read_archive
 from workflow.bench.results.rows import read_csv
-from workflow.bench.site.findings import FINDINGS, Kept, findings
+from workflow.bench.site.findings import FINDINGS, findings
 from workflow.bench.site.front_page import Facts
+from workflow.bench.site.kept import Kept
 from workflow.bench.support.config import ROOT
 
 FIELD = " ".join(field_page.PAGE.read_text().split())
@@ -235,6 +236,41 @@ def test_the_ladder_counts_where_iterations_are_saved(tmp_path):
     assert text.endswith("centred. This holds on Autoencoder over SGD; fails on AlexNet over AdamW.")
     table.assign(prediction="").to_csv(tmp_path / "tables" / "ladder.csv", index=False)
     assert findings(Kept(tmp_path, tmp_path))[0]["What the parts of MKOR are worth."].endswith("centring on 0 of 1.")
+
+
+def test_predictions_on_batch_and_width_name_where_they_hold_and_where_not(tmp_path):
+    """Truth: by hand; a workload on which nothing was tested is not named, nor is the sweep beside the last target."""
+    batch = [
+        ("autoencoder", "mkor", "128", "nadamw", "", ""),
+        ("autoencoder", "mkor", "1024", "nadamw", "-0.2 [-0.3, -0.1]", "holds"),
+        ("autoencoder", "muon", "1024", "nadamw", "0.1 [0.05, 0.2]", "fails"),
+        ("autoencoder", "sgd", "1024", "nadamw", "", "not tested"),
+        ("language_model", "mkor", "64", "", "", "not tested"),
+    ]
+    columns = ["workload", "label", "batch size", "reference", "slope", "prediction"]
+    (tmp_path / "tables").mkdir()
+    pd.DataFrame(batch, columns=columns).to_csv(tmp_path / "tables" / "batch_size.csv", index=False)
+    places = {"at the final quality": "1.1 [0.9, 1.3]", "over the sweep": "3 [2, 4]"}
+    width = [
+        (label, where, at, ratio if at == "256" else "", said if at == "256" else "")
+        for label, said in (("mkor", "holds"), ("soap", "open"))
+        for where, ratio in places.items()
+        for at in ("64", "128", "256")
+    ]
+    table = pd.DataFrame(width, columns=["label", "where", "width", "measured / predicted", "prediction"])
+    table.to_csv(tmp_path / "tables" / "width.csv", index=False)
+    found, _ = findings(Kept(tmp_path / "evidence", tmp_path))
+    assert found.pop("What a larger batch changes.").endswith(
+        "on Autoencoder against NadamW this holds for `mkor` (-0.2 [-0.3, -0.1]); fails for `muon` (0.1 [0.05, 0.2]); "
+        "is not tested for `sgd` (`fig22_batch_size`)."
+    )
+    wider = found.pop("What a wider model changes.")
+    assert "at a width of 256 is what a line through those at 64 and 128 has there" in wider
+    assert wider.endswith("holds for `mkor` (1.1 [0.9, 1.3]); is open for `soap` (1.1 [0.9, 1.3]) (`fig23_width`).")
+    assert found == {}
+    table.assign(prediction="").to_csv(tmp_path / "tables" / "width.csv", index=False)
+    _, left_out = findings(Kept(tmp_path / "evidence", tmp_path))
+    assert left_out["What a wider model changes."] == "the prediction is not tested for any label"
 
 
 def test_without_a_table_every_finding_is_left_out(tmp_path):

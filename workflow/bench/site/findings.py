@@ -7,127 +7,20 @@ intervals, then single comparisons.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from statistics import fmean, median
-from typing import Final, NamedTuple
+from typing import Final
 
 from workflow.bench.analysis.captions import INERT, inert_labels
 from workflow.bench.analysis.ladder import NAMES
-from workflow.bench.analysis.styles import workload_name
+from workflow.bench.analysis.styles import style_of, workload_name
 from workflow.bench.analysis.wording import number
-from workflow.bench.results.archive import SUFFIX, read_archive
-from workflow.bench.results.rows import read_csv
+from workflow.bench.site.kept import Kept, Measured, Row, UnsupportedError, need
 
-Row = Mapping[str, str]
 _HIGH: Final = re.compile(r"\[.*, (.*)\]\Z")
 """The high end of the interval that a table's cell ends with."""
-
-
-class UnsupportedError(Exception):
-    """Raised where a reference does not support a finding; the message says why."""
-
-
-def need(condition: object, why: str) -> None:
-    """Raise `UnsupportedError` unless a condition holds."""
-    if not condition:
-        raise UnsupportedError(why)
-
-
-class Measured(NamedTuple):
-    """A number with its interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The kept results that findings are about."""
-
-    evidence: Path
-    """``results/reference/<hardware>/evidence``."""
-    field: Path
-    """``results/reference/<hardware>/field``."""
-
-    def rows(self, name: str, tier: str = "evidence") -> list[dict[str, str]]:
-        """Return the rows of ``<name>.csv`` at a tier."""
-        file = (self.field if tier == "field" else self.evidence) / f"{name}.csv"
-        need(file.is_file(), f"{file.name} was not kept")
-        return read_csv(file)
-
-    @cached_property
-    def claims(self) -> dict[str, dict[str, str]]:
-        """The rows of the table of claims by id."""
-        return {row["id"]: row for row in self.rows("tables/claims")}
-
-    @cached_property
-    def parts(self) -> dict[str, dict[str, Measured]]:
-        """The numbers behind each claim by the name of the part; of parts without an interval its ends are missing."""
-        found: dict[str, dict[str, Measured]] = {}
-        for row in self.rows("tables/claim_parts"):
-            if row["value"] and row["low"]:
-                numbers = Measured(*(float(row[name]) for name in ("value", "low", "high")))
-                found.setdefault(row["id"], {})[row["part"]] = numbers
-        return found
-
-    def claim(self, claim: str) -> dict[str, str]:
-        """Return the row of a claim."""
-        need(claim in self.claims, f"the table of claims has no {claim}")
-        return self.claims[claim]
-
-    def of_claim(self, claim: str, *names: str) -> list[Measured]:
-        """Return some parts of a claim, or all, in order."""
-        parts = self.parts.get(claim, {})
-        absent = [name for name in names if name not in parts]
-        need(parts and not absent, f"{claim} has no interval of {', '.join(absent) or 'any part'}")
-        return [parts[name] for name in names or parts]
-
-    def times(self, experiment: str, *labels: str) -> list[dict[str, str]]:
-        """Return rows of time_to_target by label, each cell without its interval."""
-        rows = {row["optimizer"]: row for row in self.rows("tables/time_to_target") if row["experiment"] == experiment}
-        absent = [label for label in labels if label not in rows]
-        need(not absent, f"time_to_target has no {', '.join(absent)} of {experiment}")
-        return [{name: cell.partition(" [")[0] for name, cell in rows[label].items()} for label in labels]
-
-    def cost(self, optimizer: str, part: str, dimension: int) -> float:
-        """Return the mean milliseconds of one part of a step on a layer of a width."""
-        rows = self.rows("probes/cost_scaling")
-        chosen = [row for row in rows if (row["optimizer"], row["part"]) == (optimizer, part) and row["ms"]]
-        times = [float(row["ms"]) for row in chosen if int(row["dimension"]) == dimension]
-        need(times, f"cost_scaling has no {part} of {optimizer} at {dimension}")
-        return fmean(times)
-
-    def in_field(self, experiment: str, optimizer: str) -> Measured:
-        """Return the steps of a label of the field over its base's."""
-        rows = self.rows("tables/field_results", "field")
-        chosen = [row for row in rows if (row["experiment"], row["optimizer"]) == (experiment, optimizer)]
-        cells = [chosen[0][f"steps / base{end}"] for end in ("", ", low", ", high")] if chosen else [""]
-        need(all(cells), f"field_results has no interval of {optimizer} in {experiment}")
-        return Measured(*map(float, cells))
-
-    def last_losses(self, experiment: str) -> dict[str, float]:
-        """Return the median over seeds of the last validation loss by label, from the records of the runs."""
-        found: dict[str, list[float]] = {}
-        labels = {row["run"]: row["optimizer"] for row in self.rows(f"{experiment}.runs")}
-        for file in sorted(self.evidence.parents[1].glob(f"*/{self.evidence.name}/{experiment}{SUFFIX}")):
-            for run, kept in read_archive(file).runs.items():
-                rows = csv.DictReader(io.StringIO(kept.metrics))
-                losses = [
-                    float(row["value"]) for row in rows if (row["split"], row["metric"]) == ("validation", "loss")
-                ]
-                if losses and run in labels:
-                    found.setdefault(labels[run], []).append(losses[-1])
-        return {label: median(losses) for label, losses in found.items()}
+_SAID: Final = {"holds": "holds", "fails": "fails", "open": "is open", "not tested": "is not tested"}
+"""What a prediction does, by the decision of its runs."""
 
 
 def _ms(value: float) -> str:
@@ -343,13 +236,50 @@ def _ladder(kept: Kept) -> str:
         if row["prediction"]:
             place = f"{workload_name(row['workload'])} over {NAMES[row['base']]}"
             decided.setdefault(row["prediction"].partition(",")[0], []).append(place)
-    said = {"holds": "holds", "fails": "fails", "open": "is open", "not tested": "is not tested"}
-    predicted = "; ".join(f"{verb} on {', '.join(decided[key])}" for key, verb in said.items() if key in decided)
+    predicted = "; ".join(f"{verb} on {', '.join(decided[said])}" for said, verb in _SAID.items() if said in decided)
     vanishes = f" Declared before the runs: MKOR's gain vanishes where inputs are centred. This {predicted}."
     return (
         f"Of the pairs of a workload and a base, these save iterations over the base: {', '.join(saves)} "
         f"(`fig21_ladder`). Of MKOR's parts these do: {', '.join(worth)}.{vanishes if decided else ''}"
     )
+
+
+def _batch(kept: Kept) -> str:
+    places: dict[tuple[str, str], list[Row]] = {}
+    for row in kept.rows("tables/batch_size", "field"):
+        if row["prediction"]:
+            places.setdefault((row["workload"], row["reference"]), []).append(row)
+    tested = {place: rows for place, rows in places.items() if any(row["prediction"] != "not tested" for row in rows)}
+    need(tested, "the prediction is not tested on any workload")
+    said = (
+        f"on {workload_name(workload)} against {style_of(reference).name} this {_predicted(rows, 'slope')}"
+        for (workload, reference), rows in tested.items()
+    )
+    return (
+        "Declared before the runs: a method's iterations over those of the reference fall as the batch grows. With the "
+        f"slope on logarithmic axes, {'. '.join(said)} (`fig22_batch_size`)."
+    )
+
+
+def _width(kept: Kept) -> str:
+    rows = [row for row in kept.rows("tables/width", "field") if row["where"] == "at the final quality"]
+    held_out = [row for row in rows if row["prediction"]]
+    need(any(row["prediction"] != "not tested" for row in held_out), "the prediction is not tested for any label")
+    return (
+        f"Declared before the runs: the speedup over AdamW at a width of {held_out[0]['width']} is what a line through "
+        f"those at {' and '.join(dict.fromkeys(row['width'] for row in rows if not row['prediction']))} has there. "
+        f"With the measured speedup over the predicted one, this {_predicted(held_out, 'measured / predicted')} "
+        "(`fig23_width`)."
+    )
+
+
+def _predicted(rows: Sequence[Row], column: str) -> str:
+    """Return for which labels a prediction holds, fails and is open or not tested, each with its number in a column."""
+    labels: dict[str, list[str]] = {}
+    for row in rows:
+        shown = f" ({row[column]})" if row[column] else ""
+        labels.setdefault(row["prediction"], []).append(f"`{row['label']}`{shown}")
+    return "; ".join(f"{verb} for {', '.join(labels[said])}" for said, verb in _SAID.items() if said in labels)
 
 
 def _saves(rows: Sequence[Row], column: str) -> str:
@@ -367,6 +297,8 @@ FINDINGS: Final[Mapping[str, Callable[[Kept], str]]] = {
     "On AlexNet MKOR is faster than the paper's rivals.": _alexnet,
     "Scores after fine-tuning do not tell the optimizers of pre-training apart.": _scores,
     "What the parts of MKOR are worth.": _ladder,
+    "What a larger batch changes.": _batch,
+    "What a wider model changes.": _width,
     "MKOR is not the least sensitive to the learning rate.": _learning_rate,
     "With both sides acting MKOR needs fewer iterations on the autoencoder.": _both_sides,
     "The base optimizer matters, and MKOR helps over the better one, too.": _better_base,

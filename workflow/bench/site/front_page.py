@@ -17,7 +17,8 @@ from workflow.bench.claims import published_sizes
 from workflow.bench.plan.artefacts import describe
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.tables import published
-from workflow.bench.site.findings import FIRST, Kept, findings
+from workflow.bench.site.findings import FIRST, findings
+from workflow.bench.site.kept import Kept
 from workflow.bench.site.leaders import own_base
 from workflow.bench.support.config import ROOT, ConfigError, read_mapping, shown_path
 

@@ -19,9 +19,10 @@ from workflow.bench.results.tables import Results
 from workflow.bench.site import machines
 from workflow.bench.site.content import CLAIMS, Content, Shown, describe, run_row
 from workflow.bench.site.curves import curves_of
-from workflow.bench.site.findings import FIRST, Kept, findings
+from workflow.bench.site.findings import FIRST, findings
 from workflow.bench.site.glossary import read_glossary
 from workflow.bench.site.grids import grid
+from workflow.bench.site.kept import Kept
 from workflow.bench.site.leaders import FIELD, leaders
 from workflow.bench.site.library import packed
 from workflow.bench.site.prose import experiment_name, inline, named
