@@ -176,7 +176,8 @@ def test_the_title_of_a_figure_is_its_message(name, drawn):
 def test_a_figure_carries_tier_hardware_seeds_and_commit(name, drawn):
     """Figures of probes alone have no seeds."""
     caption = caption_of(drawn[name])
-    assert caption.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu")
+    tier = "Embedded tier (small models on a CPU, real data)"
+    assert caption.startswith(f"{tier}, no reproduction of the paper's numbers; test-cpu")
     assert caption.endswith("Commit 012345678.")
     if name in OVER_STUDIES:
         assert "seeds 0-2. " in caption
@@ -417,7 +418,7 @@ def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
     figure = figure_of("fig20_target_sweep", Results(root))
     (middle,) = lines_of(figure.axes[0], "mkor")
     assert ys(middle) == pytest.approx([0.5] * 8)
-    assert title_of(figure).startswith("MKOR's iterations over the base's: 0.50 at a target after 30 % of its steps")
+    assert title_of(figure) == "To what the base has at 100 % of its run MKOR takes 0.50 times its iterations"
 
 
 def test_fig20_without_a_target_says_so(tmp_path):

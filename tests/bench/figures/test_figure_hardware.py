@@ -102,7 +102,7 @@ def test_censored_runs_are_counted_beside_their_bar_and_adopted_ones_have_none(h
     runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] == 2), ["crossing_step", "crossing_seconds"]] = None
     runs.to_csv(file, index=False)
     figure = _draw(here)
-    assert sorted(text for text in texts_in(figure.axes[3]) if text) == ["0 of 3", "2 of 3", "reached"]
+    assert sorted(text for text in texts_in(figure.axes[3]) if text) == ["0 of 3", "2 of 3"]
     assert len(_bars(figure, 3)) == len(REACHES) - 1
     runs.loc[runs["optimizer"] == "lamb", "hardware"] = "far-cpu"
     runs.to_csv(file, index=False)

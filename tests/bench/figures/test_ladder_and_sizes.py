@@ -80,7 +80,9 @@ def test_fig21_draws_iterations_over_the_base_s_in_a_row_for_each_rung(draw):
     assert [label.get_text() for label in autoencoder.get_yticklabels()] == [*RUNGS.values()]
     assert [*RUNGS][round(min(markers(alexnet, "sgd", hollow=False)))] == CENTRING
     # MKOR is faster than each of the three bases, and centring, too.
-    assert title_of(figure).startswith("Iterations are saved by MKOR on 3 of 3, by centring the inputs on 3 of 3; ")
+    assert title_of(figure).startswith(
+        "MKOR saves iterations in 3 of 3 cases, centring the inputs in 3 of 3 cases, prediction "
+    )
 
 
 def test_fig21_sets_centred_inputs_beside_plain_ones(draw):

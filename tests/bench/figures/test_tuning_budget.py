@@ -84,7 +84,7 @@ def test_the_figure_has_what_half_of_the_trials_would_cost(tmp_path: Path):
     costs = [100 * (mean[TRIALS // 2 - 1] / mean[-1] - 1) for mean in means]
     dots = xs(lines_of(axes, "mkor", ".")[0])
     assert dots[:2] == pytest.approx(costs)
-    assert f"MKOR {np.median(dots):.1f} %" in title_of(figure)
+    assert f"{np.median(dots):.1f} % (MKOR)" in title_of(figure)
 
 
 def test_without_trials_there_is_no_figure(tmp_path: Path):

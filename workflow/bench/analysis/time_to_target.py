@@ -18,10 +18,11 @@ from workflow.bench.analysis.estimates import (
     median_minimum,
     paired_ratio,
     shared_seeds,
+    studies_of,
     study_means,
     with_median_of,
 )
-from workflow.bench.analysis.step_times import period_of
+from workflow.bench.analysis.step_times import StepTimes, Training, period_of, time_ratio
 from workflow.bench.analysis.wording import number
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import ENDED
@@ -200,6 +201,24 @@ def reaching(took: Mapping[int, float], studies: Mapping[int, float] | None = No
     units, _ = study_means(times, [*took], studies or {})
     found = with_median_of(estimate_times(units), times)
     return Reaching(found, int(np.isfinite(times).sum()), len(took), tuple(times.tolist()))
+
+
+def target_ratio(
+    above: pd.DataFrame, below: pd.DataFrame, quantity: Quantity, times: StepTimes | None = None
+) -> Estimate | None:
+    """Estimate one label's iterations or seconds to the target over another's, from rows of ``<experiment>.runs.csv``.
+
+    Paired by seed, with an interval over tuning studies. Seconds are those of the step times, whose noise is then in
+    the interval; without them, or where they cannot be compared, the runs' own. None without a pair (`paired_ratio`).
+    """
+    if above.empty or below.empty:
+        return None
+    studies = studies_of(above, below)
+    if quantity == "seconds" and times is not None:
+        ours, theirs = (Training.of(runs, to_target(runs, "steps")) for runs in (above, below))
+        if not times.problem(*ours.labels, *theirs.labels):
+            return time_ratio(times, ours, theirs, studies)
+    return paired_ratio(to_target(above, quantity), to_target(below, quantity), studies)
 
 
 @dataclass(frozen=True)

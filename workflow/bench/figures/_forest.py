@@ -39,8 +39,26 @@ def draw_estimate(
     if runs is not None and estimate.n < median_minimum():
         value = float(np.median(runs))
     elif estimate.has_interval:
-        axes.hlines(row, estimate.low, estimate.high, color=look.color, linewidth=2.2, alpha=0.55)
+        draw_interval(axes, estimate, row, look.color)
     axes.plot(value, row, marker=look.marker, color=look.color, markersize=5)
+
+
+def draw_interval(axes: Axes, estimate: Estimate, row: float, color: str) -> None:
+    """Draw the interval of an estimate as a bar; one without an upper end has an arrow at the panel's right edge."""
+    if math.isfinite(estimate.high):
+        axes.hlines(row, estimate.low, estimate.high, color=color, linewidth=2.2, alpha=0.55)
+        return
+    # In parts of the panel's width, so that the end is the edge wherever the axis ends.
+    axes.plot(estimate.low, row, color=color)  # the axis has room for the lower end
+    bar: dict[str, Any] = {
+        "arrowstyle": "-|>",
+        "color": color,
+        "linewidth": 2.2,
+        "alpha": 0.55,
+        "shrinkA": 0,
+        "shrinkB": 0,
+    }
+    axes.annotate("", (1, row), (estimate.low, row), xycoords=ROW_AT_EDGE, textcoords="data", arrowprops=bar)
 
 
 def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, below: float = 0.26) -> None:
@@ -134,8 +152,8 @@ def _draw_inside(axes: Axes, values: Sequence[float], row: float, label: str) ->
             axes.plot(edge, row + 0.26, marker=marker, zorder=5, clip_on=False, **look)
 
 
-def write_beside(axes: Axes, row: float, text: str, header: str) -> None:
-    """Write a text to the right of a row, outside of the panel, and once the header above all of them."""
+def write_beside(axes: Axes, row: float, text: str, header: str = "") -> None:
+    """Write a text to the right of a row, outside of the panel, and once the header above all of them, if any."""
     annotate(axes, text, (1, row), ROW_AT_EDGE, xytext=(3, 0), color=page.SOFT)
-    if header not in {written.get_text() for written in axes.texts}:
+    if header and header not in {written.get_text() for written in axes.texts}:
         annotate(axes, header, (1, 1), xytext=(3, 1.5), color=page.SOFT, va="bottom")

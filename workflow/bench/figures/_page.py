@@ -134,6 +134,12 @@ def seaborn_looks(by_name: Mapping[str, styles.MethodStyle]) -> dict[str, Any]:
     }
 
 
+def span(ordered: Iterable[str]) -> str:
+    """Return numbers in rising order as the first and the last one, as in ``0.1 to 0.5``; equal ones once."""
+    first, *_, last = [*(shown := list(ordered)), shown[-1]]
+    return first if first == last else f"{first} to {last}"
+
+
 def time_unit(seconds: float) -> tuple[float, str]:
     """Return the unit in which ``seconds`` is easy to read: its length in seconds, and its symbol."""
     for length, symbol in ((2 * 86400, "d"), (2 * 3600, "h"), (2 * 60, "min")):

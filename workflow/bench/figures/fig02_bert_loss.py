@@ -12,10 +12,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
+from workflow.bench.analysis.estimates import studies_of
 from workflow.bench.analysis.step_times import StepTimes, timed
 from workflow.bench.analysis.target_sweep import common_base
-from workflow.bench.analysis.time_to_target import budgets, reaching, to_target
-from workflow.bench.analysis.wording import signed
+from workflow.bench.analysis.time_to_target import budgets, reaching, target_ratio, to_target
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -45,7 +45,8 @@ _OTHER_SCHEDULE: Final = (
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw validation loss over steps and over training seconds; below, final differences and training times."""
     (name,) = EXPERIMENTS
-    measured = timed(StepTimes(results.probe("step_time")), results.runs(name), results.metrics(name))
+    times = StepTimes(results.probe("step_time"))
+    measured = timed(times, results.runs(name), results.metrics(name))
     runs, metrics = measured.runs, measured.metrics
     losses = panels.ended(metrics, "validation", "loss")
     if losses.empty:
@@ -72,7 +73,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     end = float(losses["train_seconds"].max()) / length
     for panel in axes[:, 1]:
         panel.set_xlim(-0.03 * end, 1.03 * end)
-    _draw_times(axes[1, 1], took, length)
+    studies = {label: studies_of(runs[runs["optimizer"] == label]) for label in labels}
+    _draw_times(axes[1, 1], took, studies, length)
     forest.name_rows(axes[1, 1], [""] * len(labels))
     axes[1, 1].set_xlabel(f"training time {'to the target' if goals else 'of the run'} ({unit})")
     notes = [*_NOTES, measured.note(styles.workload_name)]
@@ -82,20 +84,23 @@ def make(results: Results, folder: Path) -> list[Path]:
         notes.append(_OTHER_SCHEDULE)
     legend = panels.curve_entries([drawn]) + ([panels.target_entry()] if goals else [])
     text = page.caption(results, runs, notes=notes)
-    title = _message(runs, comparable, took, "time to the target" if goals else "time")
+    title = _message(runs, comparable, times if goals else None)
     reading = "Below: all optimizers; dots are runs, left is better."
     return page.save(figure, folder, "fig02_bert_loss", legend, text, title, reading)
 
 
-def _draw_times(axes: Axes, took: Mapping[str, Mapping[int, float]], scale: float) -> None:
+def _draw_times(
+    axes: Axes, took: Mapping[str, Mapping[int, float]], studies: Mapping[str, Mapping[int, float]], scale: float
+) -> None:
     """Draw a row for each label: dots are runs, the marker is their estimate with its interval, if it is finite.
 
-    took: by label and seed, infinite for a run that never reached the target; scale: the unit of the axis. To the right
-    stands how many of a label's runs reached the target, if not all of them.
+    took: by label and seed, infinite for a run that never reached the target; studies: the tuning study of each seed,
+    by label; scale: the unit of the axis. To the right stands how many of a label's runs reached the target, if not all
+    of them.
     """
     for row, (label, unscaled) in enumerate(took.items()):
         times = {seed: value / scale for seed, value in unscaled.items()}
-        if (summary := reaching(times)) is None:
+        if (summary := reaching(times, studies[label])) is None:
             continue
         forest.draw_runs(axes, [value for value in times.values() if math.isfinite(value)], row, label)
         if math.isfinite(summary.took.value):
@@ -104,8 +109,11 @@ def _draw_times(axes: Axes, took: Mapping[str, Mapping[int, float]], scale: floa
             forest.write_beside(axes, row, f"{summary.reached} of {summary.runs}", "reached")
 
 
-def _message(runs: pd.DataFrame, losses: pd.DataFrame, took: Mapping[str, Mapping[int, float]], quantity: str) -> str:
-    """Return the title: MKOR's final loss and training time against those of the base; empty without either."""
+def _message(runs: pd.DataFrame, losses: pd.DataFrame, times: StepTimes | None) -> str:
+    """Return the title: MKOR's final loss against the base's, and with ``times`` that to the target.
+
+    It is empty without final losses.
+    """
     base = common_base(runs)
     try:
         changes, _ = forest.final_changes(losses, base)
@@ -114,10 +122,13 @@ def _message(runs: pd.DataFrame, losses: pd.DataFrame, took: Mapping[str, Mappin
     if not changes.get("mkor"):
         return ""
     name = styles.style_of(str(base)).name
-    title = f"{styles.data_title(runs)}: MKOR's final loss {signed(median(changes['mkor']))} against {name}'s"
-    ours, theirs = (median(took[label].values()) if took.get(label) else math.inf for label in ("mkor", str(base)))
-    finite = math.isfinite(ours) and math.isfinite(theirs)
-    return f"{title}, at {ours / theirs:.2f} times its {quantity}" if finite else title
+    change = median(changes["mkor"])
+    lower = f"{abs(change):.1f} % {'below' if change < 0 else 'above'} {name}'s"
+    title = f"{styles.data_title(runs)}: MKOR ends at a loss {lower}"
+    ours, theirs = (runs[runs["optimizer"] == label] for label in ("mkor", base))
+    ratio = target_ratio(ours, theirs, "seconds", times) if times else None
+    finite = ratio is not None and 0 < ratio.value < math.inf
+    return f"{title} and takes {ratio.value:.2f} times {name}'s time to the target" if ratio and finite else title
 
 
 def _without_start(losses: pd.DataFrame) -> pd.DataFrame:

@@ -28,7 +28,10 @@ PHASES: Final[Mapping[str, tuple[str, str]]] = {
 """The optimizer's phases in the order of the stacked bars, each with its color and hatch."""
 REFERENCE: Final = ("forward", "backward")
 """Phases that are the same for every optimizer; the figure gives their sum to the right of each bar."""
-STEPS: Final = {"ms": "average step (ms)", "refresh_ms": "refreshing step (ms),\nin which the factors are updated"}
+STEPS: Final = {
+    "ms": "optimizer's part (ms)\nof an average step",
+    "refresh_ms": "optimizer's part (ms)\nof a step with an update",
+}
 """Column of the probe, and the name of its axis."""
 
 _PERIOD: Final = 10
@@ -154,11 +157,11 @@ def _message(shown: pd.DataFrame, names: Sequence[str]) -> str:
     chosen = chosen[chosen["period"].isin((0, _PERIOD))]
     took = chosen.groupby(["workload", "optimizer", "repeat"])["ms"].sum().groupby(["workload", "optimizer"]).mean()
     phrases = [
-        f"{took[name, 'kaisa']:.1f} and {took[name, 'mkor']:.1f} ms ({styles.workload_name(name)})"
+        f"{took[name, 'kaisa']:.1f} and MKOR {took[name, 'mkor']:.1f} ms of a step ({styles.workload_name(name)})"
         for name in names
         if (name, "kaisa") in took.index and (name, "mkor") in took.index
     ]
-    return f"The optimizer's part of a step, KFAC and MKOR: {', '.join(phrases)}" if phrases else ""
+    return f"With an update in every {_PERIOD} steps KFAC takes {', '.join(phrases)}" if phrases else ""
 
 
 def _notes(shown: pd.DataFrame, base_name: str) -> list[str]:

@@ -82,8 +82,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     absent += [experiment for experiment, frame in metrics.items() if frame.empty]
     runs = pd.concat([results.runs(experiment) for experiment in EXPERIMENTS], ignore_index=True)
     text = page.caption(results, runs, notes=notes, absent=absent)
-    reading = "Hollow: as published, on the paper's GPUs."
-    return page.save(figure, folder, "fig04_inversion_frequency", legend, text, _message(times), reading)
+    reading = "Hollow: as published, for the paper's model on its GPUs."
+    message = _message(times[times["workload"].isin(shown)])
+    return page.save(figure, folder, "fig04_inversion_frequency", legend, text, message, reading)
 
 
 def _message(times: pd.DataFrame) -> str:

@@ -69,14 +69,14 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 
 def message(rows: pd.DataFrame) -> str:
-    """Return the title: the median error of MKOR's mean vector and of the best rank-1 matrix, by side."""
-    medians = rows.groupby(["side", "approximation"])["error"].median()
+    """Return the title: the median error of MKOR's mean vector by side, from the least to the most of the models."""
+    medians = rows[rows["approximation"] == "mean"].groupby(["side", "workload"])["error"].median()
     phrases = [
-        f"{medians[side, 'mean']:.2f} for {name} ({medians[side, 'best']:.2f} at best)"
+        f"{name} {page.span(f'{error:.2f}' for error in sorted(medians[side]))}"
         for side, name in SIDES.items()
-        if (side, "mean") in medians.index and (side, "best") in medians.index
+        if side in medians.index
     ]
-    return f"Median error of MKOR's rank-1 matrix: {', '.join(phrases)}" if phrases else ""
+    return f"Median error of MKOR's rank-1 matrix by model: {', '.join(phrases)}" if phrases else ""
 
 
 def caption(results: Results, rows: pd.DataFrame, note: str) -> str:

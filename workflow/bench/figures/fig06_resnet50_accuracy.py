@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
-from workflow.bench.analysis.estimates import median_minimum, paired_ratio
+from workflow.bench.analysis.captions import inert_labels
+from workflow.bench.analysis.estimates import Estimate, median_minimum
 from workflow.bench.analysis.step_times import StepTimes, timed
 from workflow.bench.analysis.target_sweep import common_base
-from workflow.bench.analysis.time_to_target import to_target
+from workflow.bench.analysis.time_to_target import Quantity, target_ratio, to_target
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -42,7 +44,8 @@ _BELOW: Final = "hollow: the paper's ResNet-50 on ImageNet on 64 GPUs, to a test
 
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw validation accuracy over epochs and time, and each label's epochs and time to the target over the base's."""
-    measured = timed(StepTimes(results.probe("step_time")), results.runs(EXPERIMENT), results.metrics(EXPERIMENT))
+    times = StepTimes(results.probe("step_time"))
+    measured = timed(times, results.runs(EXPERIMENT), results.metrics(EXPERIMENT))
     runs = measured.runs
     accuracies = panels.ended(measured.metrics, "validation", "accuracy")
     if accuracies.empty:
@@ -59,18 +62,23 @@ def make(results: Results, folder: Path) -> list[Path]:
     later = accuracies[accuracies["step"] > 0]
     per_epoch = float((later["step"] / later["epoch"]).median()) if len(later) else 1.0
     length, unit = panels.time_scale(accuracies)
-    columns: dict[Literal["steps", "seconds"], tuple[str, float, str, str, str]] = {
+    columns: dict[Quantity, tuple[str, float, str, str, str]] = {
         "steps": ("step", per_epoch, "epoch", "epochs", "epochs_to_target"),
         "seconds": ("train_seconds", length, f"training time ({unit})", "time", "time_to_target_s"),
     }
     ratios = []
     for (upper, lower), (quantity, (x, scale, name, what, in_paper)) in zip(axes.T, columns.items(), strict=True):
         _draw_accuracies(upper, drawn, x, scale, goals)
-        took = {label: to_target(aimed[aimed["optimizer"] == label], quantity) for label in labels}
-        ratios.append(_draw_ratios(lower, took, base, by_name[in_paper]))
+        of_label = {label: aimed[aimed["optimizer"] == label] for label in labels}
+        took = {label: to_target(rows, quantity) for label, rows in of_label.items()}
+        compared = {label: target_ratio(rows, of_label[base], quantity, times) for label, rows in of_label.items()}
+        ratios.append(_draw_ratios(lower, took, compared, base, by_name[in_paper]))
         upper.set_xlabel(name)
         lower.set_xlabel(f"{what} to the target, {styles.style_of(base).name}: 1")
-    forest.name_rows(axes[1, 0], [styles.style_of(label).name for label in labels])
+    cosines = runs.dropna(subset=["direction_cosine"])
+    inert = inert_labels(zip(cosines["optimizer"], cosines["direction_cosine"], strict=True))
+    names = (styles.style_of(label).name + (", inert" if label in inert else "") for label in labels)
+    forest.name_rows(axes[1, 0], names)
     forest.name_rows(axes[1, 1], [""] * len(labels))
     axes[0, 1].tick_params(labelleft=False)
     axes[0, 0].set_ylabel("validation accuracy (%)")
@@ -82,18 +90,26 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes = [_WITH_TARGET if goals else _WITHOUT_TARGET, measured.note(styles.workload_name), _BELOW.format(target=at)]
     text = page.caption(results, runs, notes=notes)
     reading = "Below: left of 1 is faster; dots are runs, hollow the paper's ratio."
+    reading += " Inert: keeps the gradient's direction." if inert else ""
     title = _message(runs, ratios, base)
     return page.save(figure, folder, "fig06_resnet50_accuracy", legend, text, title, reading)
 
 
-def _message(runs: pd.DataFrame, ratios: Sequence[Mapping[str, float]], base: str) -> str:
+def _message(runs: pd.DataFrame, ratios: Sequence[Mapping[str, Estimate]], base: str) -> str:
     """Return the title: MKOR's epochs and time to the target over those of the base; empty without them."""
-    shown = [by_label.get("mkor", math.nan) for by_label in ratios]
-    if not all(map(math.isfinite, shown)):
+    shown = [ratio for by_label in ratios if (ratio := by_label.get("mkor")) is not None]
+    if len(shown) < len(ratios):
         return ""
-    epochs, seconds = (f"{ratio:.2f}" for ratio in shown)
+    epochs, seconds = (f"{ratio.value:.2f}" for ratio in shown)
+    open_epochs, open_time = (" (undecided)" if _holds_one(ratio) else "" for ratio in shown)
     start = f"{styles.data_title(runs)}: MKOR reaches the target in"
-    return f"{start} {epochs} times {styles.style_of(base).name}'s epochs and {seconds} times its time"
+    epochs = f"{epochs} times {styles.style_of(base).name}'s epochs{open_epochs}"
+    return f"{start} {epochs} and {seconds} times its time{open_time}"
+
+
+def _holds_one(ratio: Estimate) -> bool:
+    """Return whether the interval of a ratio, drawn if it is of enough runs, contains 1: it may be faster or slower."""
+    return ratio.n >= median_minimum() and ratio.has_interval and ratio.low <= 1 <= ratio.high
 
 
 def _draw_accuracies(axes: Axes, accuracies: pd.DataFrame, x: str, scale: float, goals: Sequence[float]) -> None:
@@ -110,9 +126,13 @@ def _draw_accuracies(axes: Axes, accuracies: pd.DataFrame, x: str, scale: float,
 
 
 def _draw_ratios(
-    axes: Axes, took: Mapping[str, Mapping[int, float]], base: str, published_values: pd.Series
-) -> dict[str, float]:
-    """Draw a row per label: what it took to the target over what the base took, by seed; return the drawn values.
+    axes: Axes,
+    took: Mapping[str, Mapping[int, float]],
+    compared: Mapping[str, Estimate | None],
+    base: str,
+    published_values: pd.Series,
+) -> dict[str, Estimate]:
+    """Draw a row per label: what it took to the target over what the base took, by seed; return the drawn ratios.
 
     Hollow: the same ratio of the paper's numbers. To the right stands how many runs reached the target, if not all.
     """
@@ -125,12 +145,13 @@ def _draw_ratios(
             forest.write_beside(axes, row, f"{len(reached)} of {len(times)}", "reached")
         by_seed = {seed: times[seed] / took[base][seed] for seed in times if took[base].get(seed, 0) > 0}
         finite = [ratio for ratio in by_seed.values() if math.isfinite(ratio) and ratio > 0]
-        ratio = paired_ratio(times, took[base])
+        ratio = compared[label]
         if label == base and reached:
             axes.plot(1, row, marker=styles.style_of(base).marker, color=styles.style_of(base).color, markersize=5)
         elif ratio is not None and math.isfinite(median(by_seed.values())):
             forest.draw_estimate(axes, ratio, row, label, runs=list(by_seed.values()))
-            drawn[label] = ratio.value if ratio.n >= median_minimum() else median(by_seed.values())
+            # The marker's value: of few runs it is their median.
+            drawn[label] = ratio if ratio.n >= median_minimum() else replace(ratio, value=median(by_seed.values()))
         if label != base:
             forest.draw_runs(axes, finite, row, label)
         if label != base and label in PAPER and base in published_values:

@@ -34,7 +34,7 @@ _LIMITS: Final = {"smallest": "resolution", "condition_number": "limit"}
 _NOTE: Final = (
     "Right factors (of activations), without damping; thin lines: layers, thick lines: their median; no eigenvalue of "
     "a running factor is below the remaining weight of the identity, from which it starts; what float32 does not "
-    "resolve is drawn at its limit, within the gray band"
+    "resolve is drawn at its limit, at the edge of the gray area"
 )
 
 
@@ -73,47 +73,54 @@ def draw(results: Results, folder: Path, name: str, shown: Sequence[str], height
         panel.set_ylabel(QUANTITIES[quantity])
         # Not before the curves are drawn: on a logarithmic axis seaborn takes the medians of logarithms.
         panel.set_yscale("log")
+    for column, workload in zip(axes.T, names, strict=True):
+        for panel, quantity in zip(column, shown, strict=True):
+            if quantity in _LIMITS:
+                _shade_unresolved(panel, rows[rows["workload"] == workload], quantity)
         panels.decade_ticks(panel.yaxis)
     trained = ", ".join(styles.style_of(label).name for label in styles.in_order(rows["optimizer"]))
     singular = rows.groupby("factor")["unresolved"].agg(["sum", "size"]).reindex(list(FACTORS), fill_value=0)
     counts = ", ".join(f"{unresolved} of {number} {factor}" for factor, unresolved, number in singular.itertuples())
     notes = [_NOTE, f"trained with {trained}; singular in float32: {counts} factors"]
-    legend = [*map(page.line_entry, FACTORS.values()), page.band_entry("beyond the resolution of float32")]
+    legend = [*map(page.line_entry, FACTORS.values()), page.band_entry("not resolved by float32")]
     if "smallest" in shown:
         look = {"color": "#000000", "linestyle": page.MODEL_LINE}
         legend.append(page.guide_entry("remaining weight of the identity", **look))
-    message = _message(rows, singular) if tuple(shown) == _SHOWN else ""
+    message = _message(rows) if tuple(shown) == _SHOWN else ""
     reading = "Thin lines are layers, thick ones their median."
     text = page.footer(results, rows, notes=notes)
     return page.save(figure, folder, name, legend, text, message, reading, columns=2)
 
 
-def _message(rows: pd.DataFrame, singular: pd.DataFrame) -> str:
-    """Return the title: the condition number that running factors reach, and how many of one batch are singular."""
-    running = rows[(rows["factor"] == "running") & (rows["step"] == rows["step"].max())]
-    medians = running.groupby("workload")["condition_number"].median()
-    unresolved, number = (int(singular["sum"]["batch"]), int(singular["size"]["batch"]))
-    if medians.empty or not number:
-        return ""
-    low, high = (f"{float(f'{value:.0e}'):,.0f}" for value in (medians.min(), medians.max()))
-    reached = f"KFAC's running factors reach condition numbers of {low}{f' to {high}' if low != high else ''}"
-    return f"{reached}; of single batches' factors {100 * unresolved / number:.0f} % are singular in float32"
+def _message(rows: pd.DataFrame) -> str:
+    """Return the title: by model how many of single batches' factors are singular in float32."""
+    batch = rows[rows["factor"] == "batch"]
+    phrases = []
+    for workload in page.probed_workloads(batch):
+        is_singular = batch.loc[batch["workload"] == workload, "unresolved"]
+        phrases.append(f"{int(is_singular.sum())} of {len(is_singular)} ({styles.workload_name(workload)})")
+    return f"Of the factors of single batches {', '.join(phrases)} are singular in float32" if phrases else ""
 
 
 def _draw_workload(column: Sequence[Axes], rows: pd.DataFrame, workload: str, shown: Sequence[str]) -> None:
-    """Draw the quantities of one workload, the remaining weight of the identity, and the limits of float32."""
+    """Draw the quantities of one workload, and the remaining weight of the identity."""
     column[0].set_title(f"{styles.workload_name(workload)}, {rows['layer'].nunique()} layers")
-    by_step = rows.groupby("step")
     for panel, quantity in zip(column, shown, strict=True):
         _draw(panel, rows, quantity)
         if quantity == "smallest":
             weight = rows[rows["factor"] == "running"].groupby("step")["start_weight"].first()
             panel.plot(weight.index, weight, color="#000000", linestyle=page.MODEL_LINE, linewidth=1.0)
-        if quantity in _LIMITS:
-            low, high = by_step[_LIMITS[quantity]].min(), by_step[_LIMITS[quantity]].max()
-            panel.fill_between(low.index, low, high, color="#999999", alpha=0.3, linewidth=0, zorder=0)
         panel.set(xlabel="iteration", ylabel="")
         panel.label_outer()
+
+
+def _shade_unresolved(axes: Axes, rows: pd.DataFrame, quantity: str) -> None:
+    """Shade what float32 does not resolve in all layers, to the panel's edge, when its limits are known."""
+    low, high = axes.get_ylim()
+    limits = rows.groupby("step")[_LIMITS[quantity]].agg(["min", "max"])
+    ends = (low, limits["max"]) if quantity == "smallest" else (limits["min"], high)
+    axes.fill_between(limits.index, *ends, color="#999999", alpha=0.3, linewidth=0, zorder=0)
+    axes.set_ylim(low, high)
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, quantity: str) -> None:

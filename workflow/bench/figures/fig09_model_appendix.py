@@ -88,10 +88,14 @@ def draw_steps(axes: Axes, rows: pd.DataFrame, place: tuple[str, str]) -> set[st
 
 
 def message(rows: pd.DataFrame) -> str:
-    """Return a part of a title: MKOR's step over the base's on the small model; empty without these rows."""
+    """Return a title: steps over the base's on the small model with the most GPUs; empty without these rows."""
     ratios = _over_base(_of(rows, SMALL, sharded=False), "step_ms")
-    chosen = ratios.loc[(ratios["optimizer"] == "mkor") & (ratios["workers"] == _AT), "ratio"]
-    return f"by a model of {_AT} GPUs MKOR's step takes {chosen.iloc[0]:.2f} times the base's" if len(chosen) else ""
+    most = ratios[ratios["workers"] == ratios["workers"].max()].set_index("optimizer")["ratio"]
+    shown = [
+        f"{look_of(label).name.partition(' (')[0]} {most[label]:.2f}" for label in ("mkor", "kaisa") if label in most
+    ]
+    start = f"By a model of {ratios['workers'].max():,} GPUs a step takes, over the base optimizer's"
+    return f"{start}: {', '.join(shown)}" if shown else ""
 
 
 def entries(rows: pd.DataFrame) -> list[Artist]:

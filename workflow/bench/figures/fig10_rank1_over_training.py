@@ -51,11 +51,11 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 
 def _message(rows: pd.DataFrame) -> str:
-    """Return the title: the mean error of MKOR's mean vector at the first and the last iteration, by side."""
-    means = rows[rows["approximation"] == "mean"].groupby(["side", "step"])["error"].mean()
+    """Return the title: the mean error of activations' mean vector at the first and the last iteration, by model."""
+    chosen = rows[(rows["approximation"] == "mean") & (rows["side"] == "activation")]
     phrases = []
-    for side, name in SIDES.items():
-        if side in means.index:
-            by_step = means[side]
-            phrases.append(f"from {by_step.iloc[0]:.2f} to {by_step.iloc[-1]:.2f} ({name})")
-    return f"Over training the error of MKOR's rank-1 matrix goes {', '.join(phrases)}" if phrases else ""
+    for workload in page.probed_workloads(chosen):
+        by_step = chosen[chosen["workload"] == workload].groupby("step")["error"].mean()
+        phrases.append(f"{by_step.iloc[0]:.2f} to {by_step.iloc[-1]:.2f} ({styles.workload_name(workload)})")
+    start = "Error of MKOR's rank-1 matrix of activations, from first to last:"
+    return f"{start} {', '.join(phrases)}" if phrases else ""

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
-from workflow.bench.analysis.estimates import Estimate, paired_ratio
+from workflow.bench.analysis.estimates import Estimate, paired_ratio, studies_of
 from workflow.bench.analysis.step_times import StepTimes, Timed, timed
 from workflow.bench.analysis.time_to_target import budgets, too_short
 from workflow.bench.figures import _forest as forest
@@ -158,7 +158,8 @@ def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, st
         )
         if shared:
             # A ratio without the seeds that are too short would favor the side that did not reach the level.
-            ratio = None if short else paired_ratio(theirs, ours)
+            studies = studies_of(*(runs[runs["optimizer"] == label] for label in pair))
+            ratio = None if short else paired_ratio(theirs, ours, studies)
             pairs = [] if short else [(theirs[seed], ours[seed]) for seed in shared]
             by_seed = tuple(a / b for a, b in pairs if math.isfinite(a) and 0 < b < math.inf)
             rival_never, contender_never = (sum(math.isinf(side[seed]) for seed in shared) for side in (theirs, ours))
@@ -199,7 +200,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes = [_NOTES[0], _level_note(losses), _NOTES[1]]
     notes += [f"no pair of runs that both reached equal training accuracy: {', '.join(without)}"] if without else []
     text = caption(results, losses, notes)
-    reading = "Below: right of 1 MKOR is faster. Thin lines: runs of SGD and MKOR."
+    reading = "Below: right of 1 MKOR is faster."
     return page.save(figure, folder, "fig11_training_time", legend, text, _message(measured, losses), reading)
 
 
@@ -224,18 +225,20 @@ def _rising(losses: pd.DataFrame) -> str:
 
 
 def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], experiments: Mapping[str, Timed]) -> str:
-    """Return the title: SGD's time over MKOR's by workload, or how many runs of the one that was short got there."""
-    phrases = []
+    """Return the title: by workload SGD's time over MKOR's, or how many runs of each got there if not all did."""
+    ratios, counts = [], []
     for name, by_pair in measured.items():
         contest = by_pair.get(("sgd", "mkor"))
         if contest is None:
             continue
         model = styles.workload_name(str(experiments[name].runs["workload"].iloc[0]))
-        finite = contest.ratio is not None and 0 < contest.ratio.value < math.inf
-        who, never = ("MKOR", contest.contender_never) if contest.contender_never else ("SGD", contest.rival_never)
-        arrived = f"{who} there in {contest.seeds - never} of {contest.seeds} runs"
-        phrases.append(f"{model} {contest.ratio.value:.2f}" if finite and contest.ratio else f"{model}: {arrived}")
-    return f"SGD's time over MKOR's to equal training accuracy: {'; '.join(phrases)}" if phrases else ""
+        if contest.ratio is not None and 0 < contest.ratio.value < math.inf:
+            ratios.append(f"{contest.ratio.value:.2f} ({model})")
+        else:
+            ours, theirs = (contest.seeds - never for never in (contest.contender_never, contest.rival_never))
+            counts.append(f"{model} gets there with MKOR in {ours} and with SGD in {theirs} of {contest.seeds} runs")
+    parts = [f"SGD's time over MKOR's {', '.join(ratios)}"] if ratios else []
+    return f"Equal training accuracy: {'; '.join([*parts, *counts])}" if ratios or counts else ""
 
 
 def _level_note(experiments: Mapping[str, Timed]) -> str:
@@ -264,8 +267,11 @@ def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], s
         met = {label: by_pair[rival, label] for label in labels if (rival, label) in by_pair}
         for place, label in enumerate(labels):
             ratio = met[label].ratio if label in met else None
-            if ratio and 0 < ratio.value < math.inf:
-                height = row - (0.02 if len(labels) == 1 else 0.12 - 0.22 * place)
+            height = row - (0.02 if len(labels) == 1 else 0.12 - 0.22 * place)
+            if ratio and ratio.value == math.inf and 0 < ratio.low < math.inf:
+                forest.draw_interval(axes, ratio, height, styles.style_of(label).color)
+                forest.draw_runs(axes, met[label].by_seed, height, label, below=0.09)
+            elif ratio and 0 < ratio.value < math.inf:
                 forest.draw_runs(axes, met[label].by_seed, height, label, below=0.09)
                 # Of two or three runs with one that never arrived, dots say more than a marker without an interval.
                 if ratio.interval_method != "none" or ratio.n == 1:

@@ -37,14 +37,14 @@ def make(results: Results, folder: Path) -> list[Path]:
     for panel in axes[:, 0]:
         panel.set_ylabel("training accuracy (%)")
     legend = panels.curve_entries([experiment.metrics for experiment in experiments.values()], MARKED)
-    if any(goals.values()):
-        legend.append(panels.target_entry())
+    if limits := sorted({100 * limit for of_name in goals.values() for limit in of_name}):
+        legend.append(panels.target_entry(f"target: {', '.join(f'{limit:g}' for limit in limits)} %"))
     note = (
         "Accuracy on a fixed part of the training data, in evaluation mode, on an axis on which 90, 99 and 99.9 % are "
         "equally far apart; for questions, the share of answers with both ends right"
     )
     text = caption(results, experiments, [note])
-    reading = "The axis stretches towards 100 %. Thin lines: runs of SGD and MKOR."
+    reading = "The axis stretches towards 100 %."
     return page.save(figure, folder, "fig12_training_accuracy", legend, text, _message(experiments), reading)
 
 
@@ -56,5 +56,5 @@ def _message(experiments: Mapping[str, Timed]) -> str:
         last = rows.groupby("optimizer").median()
         if {"mkor", "sgd"} <= {*last.index}:
             model = styles.workload_name(str(experiment.runs["workload"].iloc[0]))
-            phrases.append(f"{model} {100 * last['mkor']:.3g} and {100 * last['sgd']:.3g}")
-    return f"Training accuracy (%) at the end, MKOR and SGD: {'; '.join(phrases)}" if phrases else ""
+            phrases.append(f"{100 * last['mkor']:.3g} and {100 * last['sgd']:.3g} % ({model})")
+    return f"Training accuracy at the end with MKOR and with SGD: {', '.join(phrases)}" if phrases else ""

@@ -73,7 +73,7 @@ def message(losses: Mapping[str, pd.DataFrame], runs: Mapping[str, pd.DataFrame]
             continue
         rules = {label: changes[label] for label in RULES if changes.get(label)}
         shares = [f"{RULES[label]} {signed(median(values))}" for label, values in rules.items()]
-        against = f"{styles.data_title(runs[workload])}: final loss against {styles.style_of(str(base)).name}'s"
-        found.append((len(rules), sum(map(len, rules.values())), f"{against}, MKOR's {', '.join(shares)}"))
+        against = f"{styles.data_title(runs[workload])}: MKOR's final loss against {styles.style_of(str(base)).name}'s"
+        found.append((len(rules), sum(map(len, rules.values())), f"{against}: {', '.join(shares)}"))
     rules_of_most, _, text = max(found, default=(0, 0, ""))
     return text if rules_of_most else ""

@@ -18,6 +18,9 @@ from workflow.bench.results.tables import Results
 PROBES = ("cost_scaling",)
 PARTS: Final = {"factor": "factor update", "precondition": "preconditioning"}
 FLOOR: Final = "floor"
+_NAMED: Final = ("kaisa", "mkor")
+_PERIOD: Final = 10
+"""The inverse update period of the title's work of a step."""
 _APART: Final = 0.055
 """The least distance of two exponents, as a share of the panel's height."""
 
@@ -74,15 +77,21 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 
 def _message(rows: pd.DataFrame) -> str:
-    """Return the title: the exponents of a factor update of KFAC and MKOR, and the ratio at the largest width."""
-    updates = rows[rows["part"] == "factor"]
-    by_label = {label: updates[updates["optimizer"] == label] for label in ("kaisa", "mkor")}
-    if any(of_label.empty for of_label in by_label.values()):
+    """Return the title: KFAC's times over MKOR's at the largest width, of a factor update and of its part of a step."""
+    parts = {
+        (label, part): rows[rows["optimizer"].eq(label) & rows["part"].eq(part)] for label in _NAMED for part in PARTS
+    }
+    if any(of_part.empty for of_part in parts.values()):
         return ""
-    means = {label: mean_by_width(of_label) for label, of_label in by_label.items()}
+    means = {key: mean_by_width(of_part) for key, of_part in parts.items()}
     width = min(int(mean.index[-1]) for mean in means.values())
-    ratio = means["kaisa"][width] / means["mkor"][width]
-    return f"At width {width:,} a factor update of KFAC takes {ratio:,.0f} times as long as MKOR's"
+    update = {label: float(means[label, "factor"][width]) for label in _NAMED}
+    # A layer has two factors, updated in one of so many steps, and is preconditioned in all of them.
+    step = {label: 2 * update[label] / _PERIOD + float(means[label, "precondition"][width]) for label in _NAMED}
+    kfac, mkor = _NAMED
+    times = f"{update[kfac] / update[mkor]:,.0f} times as long as MKOR's"
+    whole = f"with one in {_PERIOD} steps all its work {step[kfac] / step[mkor]:.2g} times"
+    return f"At width {width:,} a factor update of KFAC takes {times}, {whole}"
 
 
 def _timed_once(rows: pd.DataFrame) -> str:

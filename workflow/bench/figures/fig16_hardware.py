@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Final
 
 import pandas as pd
@@ -40,7 +39,7 @@ BASES: Final = ("sgd", "lamb")
 _NAMED: Final = ("kaisa", "mkor")
 """The labels whose step the title compares with the base's."""
 _PERIOD: Final = 10
-_ROW: Final = 0.125  # inches per bar
+_ROW: Final = 0.15  # inches per bar
 _NAME_WIDTH: Final = 24  # letters of a line of a machine's name
 _PROJECTED: Final[Any] = {"facecolor": "white", "hatch": "/////", "linewidth": 0.5}
 
@@ -63,9 +62,14 @@ class RatioBar:
 
 
 class HardwareRows:
-    """The heights in a row of panels: machines from top to bottom, each with its optimizers in the legend's order."""
+    """The heights in a row of panels: machines from top to bottom, each with its optimizers in the legend's order.
 
-    def __init__(self, names: Sequence[str], labels: Sequence[str]) -> None:
+    A machine without a bar in the row has one height, at which the panels say so.
+    """
+
+    def __init__(self, names: Sequence[str], bars: Sequence[RatioBar]) -> None:
+        labels = {name: styles.in_order(bar.label for bar in bars if bar.machine == name) for name in names}
+        self.middles: dict[str, float] = {}  # of each machine's bars
         self.places: dict[tuple[str, str], float] = {}  # of each machine's optimizer
         self.headings: dict[str, float] = {}  # of each machine's name; without other machines the caption names it
         self.borders: list[float] = []  # between two machines
@@ -77,8 +81,10 @@ class HardwareRows:
                 lines = len(textwrap.wrap(name, _NAME_WIDTH))
                 self.headings[name] = height + 0.45 * (lines - 1)
                 height += 0.25 + 0.9 * lines
-            self.places |= {(name, label): height + row for row, label in enumerate(labels)}
-            height += len(labels) + 0.4
+            self.places |= {(name, label): height + row for row, label in enumerate(labels[name])}
+            number = max(len(labels[name]), 1)
+            self.middles[name] = height + (number - 1) / 2
+            height += number + 0.4
         self.end = height - 0.8
 
 
@@ -105,11 +111,10 @@ def _draw(axes: Axes, bars: Sequence[RatioBar], rows: HardwareRows) -> None:
         place = rows.places[bar.machine, bar.label]
         _draw_bar(axes, bar, place, scale, end)
         if bar.remark:
-            forest.write_beside(axes, place, bar.remark, "reached")
+            forest.write_beside(axes, place, bar.remark)
     machines = {bar.machine for bar in bars}
-    for name in dict.fromkeys(machine for machine, _ in rows.places):
+    for name, middle in rows.middles.items():
         if name not in machines:
-            middle = fmean(place for (machine, _), place in rows.places.items() if machine == name)
             axes.text(0.02 * end, middle, "no data", va="center", fontsize=6.5, color=page.SOFT)
     axes.set_xlim(0, end)
     axes.set_ylim(rows.end, -0.8)
@@ -181,7 +186,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     if not by_row:
         measure = f"python -m workflow.bench.timing --tier {results.root.name}"
         raise NoDataError(f"no step time and no time to target in {results.root}: run {measure} first.")
-    figure = _draw_panels([machine.name for machine in machines], by_row)
+    timed = {bar.machine for of_row in by_row for bars in of_row.values() for bar in bars}
+    figure = _draw_panels([machine.name for machine in machines if machine.name in timed], by_row)
     shown = [bar for of_row in by_row for bars in of_row.values() for bar in bars]
     if measured := [time for time in targets if not time.projected]:
         notes.append(comparison.note_on_times(measured, styles.workload_name))
@@ -194,12 +200,12 @@ def make(results: Results, folder: Path) -> list[Path]:
         absent = [name for name in EXPERIMENTS if own.runs(name).empty]
         absent += [f"probe {name}" for name in PROBES if not (own.root / "probes" / f"{name}.csv").exists()]
     text = page.caption(results, runs, notes=notes, absent=absent)
-    message = _message(above.values(), len(machines))
-    reading = "Above: a step with a refresh in ten; below: time to the target."
+    message = _message([*above.values()])
+    reading = "Above: a step with an update in ten; below: time to the target, and how many runs got there if not all."
     return page.save(figure, folder, "fig16_hardware", _entries(shown), text, message, reading, columns=4)
 
 
-def _message(steps: Iterable[Sequence[RatioBar]], machines: int) -> str:
+def _message(steps: Sequence[Sequence[RatioBar]]) -> str:
     """Return the title: the step of KFAC and of MKOR over the base optimizer's, from least to most over all bars."""
     ratios: dict[str, list[float]] = {}
     for bars in steps:
@@ -211,19 +217,18 @@ def _message(steps: Iterable[Sequence[RatioBar]], machines: int) -> str:
     if not ratios:
         return ""
     phrases = [
-        f"{styles.style_of(label).name.partition(' (')[0]}'s {min(ratios[label]):.2f} to {max(ratios[label]):.2f}"
+        f"with {styles.style_of(label).name.partition(' (')[0]} {min(ratios[label]):.2f} to {max(ratios[label]):.2f}"
         for label in _NAMED
         if label in ratios
     ]
+    machines = len({bar.machine for bars in steps for bar in bars})
     where = f"on {machines} machines" if machines > 1 else "on this machine"
-    return f"A step over the base optimizer's {where}: {' and '.join(phrases)} times"
+    return f"A step takes {' and '.join(phrases)} times as long as the base optimizer's {where}"
 
 
 def _draw_panels(names: Sequence[str], by_row: Sequence[Mapping[str, Sequence[RatioBar]]]) -> Figure:
     """Return the figure; names: the machines from top to bottom; by_row: the bars of each row's panels, by title."""
-    rows = [
-        HardwareRows(names, styles.in_order(bar.label for bars in of_row.values() for bar in bars)) for of_row in by_row
-    ]
+    rows = [HardwareRows(names, [bar for bars in of_row.values() for bar in bars]) for of_row in by_row]
     heights = [max(0.7, _ROW * (of_row.end + 0.8)) for of_row in rows]
     most = max(map(len, by_row))
     figure, axes = page.new_figure(len(rows), most, height=sum(heights) + 1.0, height_ratios=heights)

@@ -84,15 +84,14 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 
 def _message(rows: pd.DataFrame) -> str:
-    """Return the title: how far each side turns the gradient, the median over workloads of MKOR as it is."""
-    turned = {}
-    for side in ("right", "left"):
-        chosen = rows[(rows["side"] == side) & (rows["vectors"] == WHOLE)]
-        turned[side] = chosen.groupby("workload")["direction_change"].median().clip(lower=ROUNDING).median()
-    if not all(np.isfinite(list(turned.values()))):
+    """Return the title: how far each side of MKOR turns the gradient, medians by model."""
+    of_mkor = rows[rows["vectors"] == WHOLE]
+    turned = of_mkor.groupby(["side", "workload"])["direction_change"].median().dropna()
+    if not {"left", "right"} <= {*turned.index.get_level_values("side")}:
         return ""
-    right, left = (number(turned[side], 2) for side in ("right", "left"))
-    return f"MKOR's input side turns the gradient by 1 − cos = {right}, its output side by {left}"
+    right, most = page.span(number(value, 2) for value in sorted(turned["right"])), float(turned["left"].max())
+    left = f"at most {number(most, 1)}" if most > ROUNDING else "nothing"
+    return f"MKOR's input side turns the gradient by 1 − cos = {right}, its output side by {left} (medians by model)"
 
 
 def entries() -> list[Artist]:

@@ -86,9 +86,9 @@ def halved(searches: Iterable[Search]) -> dict[str, list[float]]:
 def _message(costs: Mapping[str, list[float]]) -> str:
     """Return the title: the median cost of half of the trials for MKOR, KFAC and their base optimizers."""
     shown = {label: median(costs[label]) for label in NAMED if label in costs}
-    parts = [f"{styles.style_of(label).name.partition(' (')[0]} {cost:.1f} %" for label, cost in shown.items()]
+    parts = [f"{cost:.1f} % ({styles.style_of(label).name.partition(' (')[0]})" for label, cost in shown.items()]
     finite = all(map(math.isfinite, shown.values()))
-    return f"Half of the trials would have found values worse by: {', '.join(parts)}" if parts and finite else ""
+    return f"With half of the trials the best result is worse by {', '.join(parts)}" if parts and finite else ""
 
 
 def notes_on(searches: Mapping[tuple[str, str], Search], several: Iterable[tuple[str, str]]) -> list[str]:

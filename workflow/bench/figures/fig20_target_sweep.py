@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -33,12 +33,21 @@ _NOTE: Final = (
 )
 
 
+Place = tuple[str, str]
+"""An experiment and a workload."""
+
+
 class Shown(NamedTuple):
     """The sweep of one experiment on one workload, and its runs."""
 
     experiment: str
     sweep: TargetSweep
     runs: pd.DataFrame
+
+    @property
+    def place(self) -> Place:
+        """The experiment and the workload."""
+        return self.experiment, str(self.runs["workload"].iloc[0])
 
 
 def sweeps_of(results: Results) -> tuple[list[Shown], list[str]]:
@@ -113,7 +122,7 @@ def draw_each(
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw MKOR's and KFAC's iterations over the base's at each target, a line for each experiment."""
     shown, left_out = sweeps_of(results)
-    ratios = {label: [found for one in shown if (found := by_share(one.sweep, label))] for label in LABELS}
+    ratios = {label: dict(_with_own_runs(shown, label)) for label in LABELS}
     drawn = [label for label in LABELS if ratios[label]]
     notes = [TARGETS_NOTE, _NOTE, *left_out]
     if not drawn:
@@ -131,6 +140,16 @@ def make(results: Results, folder: Path) -> list[Path]:
     return page.save(figure, folder, "fig20_target_sweep", legend, text, message, reading)
 
 
+def _with_own_runs(shown: Iterable[Shown], label: str) -> Iterator[tuple[Place, dict[float, float]]]:
+    """Yield the places with a label's `by_share`; of experiments with the same runs of the label, the first alone."""
+    seen: set[frozenset[str]] = set()
+    for one in shown:
+        own = frozenset(one.runs.loc[one.runs["optimizer"] == label, "run"])
+        if own not in seen and (ratios := by_share(one.sweep, label)):
+            seen.add(own)
+            yield one.place, ratios
+
+
 def by_share(sweep: TargetSweep, label: str) -> dict[float, float]:
     """Return a label's iterations over the base's at each target; empty for the base and for labels without runs."""
     if label == sweep.base or label not in sweep.courses:
@@ -139,16 +158,16 @@ def by_share(sweep: TargetSweep, label: str) -> dict[float, float]:
     return {share: ratio.value for share, ratio in ratios.items() if ratio is not None}
 
 
-def _draw(axes: Axes, label: str, ratios: Sequence[Mapping[float, float]]) -> dict[float, float]:
+def _draw(axes: Axes, label: str, ratios: Mapping[Place, Mapping[float, float]]) -> dict[float, float]:
     """Draw a line for each experiment and their median by share of the base's steps, which is returned."""
     look = styles.style_of(label)
     axes.set_title(look.name)
     axes.set_yscale("log")
     axes.axhline(1, color=page.GUIDE, linewidth=0.8)
-    for one in ratios:
+    for one in ratios.values():
         axes.plot([100 * share for share in one], [*one.values()], color="#AAAAAA", linewidth=0.8, zorder=1)
     by_target: dict[float, list[float]] = {}
-    for one in ratios:
+    for one in ratios.values():
         for share, ratio in one.items():
             by_target.setdefault(share, []).append(ratio)
     # A median of few experiments would jump where others begin.
@@ -159,12 +178,12 @@ def _draw(axes: Axes, label: str, ratios: Sequence[Mapping[float, float]]) -> di
     return middle
 
 
-def _message(ratios: Sequence[Mapping[float, float]], middle: Mapping[float, float]) -> str:
-    """Return the title: MKOR's ratio at the first and the last target, and its range over experiments there."""
+def _message(ratios: Mapping[Place, Mapping[float, float]], middle: Mapping[float, float]) -> str:
+    """Return the title: MKOR's ratio at the last target, and the workloads of its least and its most there."""
     if not middle:
         return ""
-    first, last = min(middle), max(middle)
-    at_last = [one[last] for one in ratios if last in one]
-    text = f"MKOR's iterations over the base's: {middle[first]:.2f} at a target after {100 * first:.0f} % of its steps"
-    span = f"{min(at_last):.2f} to {max(at_last):.2f} by experiment"
-    return f"{text}, {middle[last]:.2f} after {100 * last:.0f} % ({span})"
+    last = max(middle)
+    at_last = sorted((one[last], workload) for (_, workload), one in ratios.items() if last in one)
+    low, high = (f"{ratio:.2f} ({styles.workload_name(workload)})" for ratio, workload in (at_last[0], at_last[-1]))
+    text = f"To what the base has at {100 * last:.0f} % of its run MKOR takes {middle[last]:.2f} times its iterations"
+    return f"{text}: {low} to {high}" if len(at_last) > 1 else text

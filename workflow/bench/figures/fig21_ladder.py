@@ -73,7 +73,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
     runs = runs_of(found)
     text = page.caption(results, runs, notes=notes, summarized=False)
-    reading = "Left of 1: fewer iterations than the base optimizer."
+    reading = "Left of 1: fewer iterations than the base. Above the lower panels: does the prediction hold?"
     return page.save(figure, folder, "fig21_ladder", legend, text, _message(found), reading, columns=5)
 
 
@@ -81,13 +81,13 @@ def _message(found: Sequence[Ladder]) -> str:
     """Return the title: where MKOR saves iterations and where centring does, and the decision on centred inputs."""
     plain = [one for one in found if not one.centred]
     counts = []
-    for name, rung in (("MKOR", "mkor"), ("centring the inputs", CENTRING)):
+    for verb, rung in (("MKOR saves iterations", "mkor"), ("centring the inputs", CENTRING)):
         ratios = [ratio for one in plain if (ratio := one.ratio(rung)) is not None]
         if ratios:
-            counts.append(f"{name} on {sum(ratio.high < 1 for ratio in ratios)} of {len(ratios)}")
+            counts.append(f"{verb} in {sum(ratio.high < 1 for ratio in ratios)} of {len(ratios)} cases")
     decision = in_general(decisions_by_workload(predictions(found)))
-    vanishes = f"that MKOR's gain vanishes with centred inputs {'is open' if decision == 'open' else decision}"
-    return f"Iterations are saved by {', by '.join(counts)}; {vanishes}" if counts else vanishes.capitalize()
+    title = ", ".join([*counts, f"prediction {'undecided' if decision == 'open' else decision}"])
+    return title[0].upper() + title[1:]
 
 
 def _draw_rungs(axes: Axes, plain: Sequence[Ladder]) -> None:
