@@ -26,7 +26,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw iterations over the share of the base optimizer's steps, by experiment."""
     reading = "A curve ends where runs miss the target, a band at the top has no upper bound."
     labels = ("base's steps (%)", "iterations")
-    return draw_each(results, folder, "fig20_steps_appendix", _draw_steps, _NOTE, reading, labels, 1.75)
+    return draw_each(results, folder, "fig20_steps_appendix", _draw_steps, _NOTE, reading, labels, 1.75, banded=True)
 
 
 def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:

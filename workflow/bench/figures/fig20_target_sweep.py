@@ -91,11 +91,13 @@ def draw_each(
     reading: str,
     axes_labels: tuple[str, str],
     height: float,
+    *,
+    banded: bool,
 ) -> list[Path]:
     """Draw the figure ``name`` with a panel for each experiment, in rows of a height in inches.
 
     draw: draws an experiment's panel; note: a sentence of the caption, on what is drawn; reading: how to read it, in
-    one line; axes_labels: of a panel's horizontal and vertical axis.
+    one line; axes_labels: of a panel's horizontal and vertical axis; banded: whether curves have bands or runs.
     """
     shown, left_out = sweeps_of(results)
     notes = [TARGETS_NOTE, note, *left_out]
@@ -115,7 +117,8 @@ def draw_each(
         panel.set_ylabel(axes_labels[1])
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
     legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
-    legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
+    if banded:
+        legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
     return page.save(figure, folder, name, legend, page.caption(results, runs, notes=notes), reading=reading)
 
 
