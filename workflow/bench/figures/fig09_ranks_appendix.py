@@ -34,7 +34,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         axes, ("memory per rank", "bytes per rank and step"), (memory(rows), sent(rows)), strict=True
     ):
         _draw(panel, table)
-        panel.set(ylabel=name, title="measured, and by formula")
+        panel.set_ylabel(name)
         panels.byte_axis(panel)
         low, high = panel.get_ylim()
         panel.set_ylim(low / (high / low) ** 0.12, high)  # space for the words at the bottom
