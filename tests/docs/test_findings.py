@@ -261,12 +261,12 @@ def test_predictions_on_batch_and_width_name_where_they_hold_and_where_not(tmp_p
     table.to_csv(tmp_path / "tables" / "width.csv", index=False)
     found, _ = findings(Kept(tmp_path / "evidence", tmp_path))
     assert found.pop("What a larger batch changes.").endswith(
-        "on Autoencoder against NadamW this holds for `mkor` (-0.2 [-0.3, -0.1]); fails for `muon` (0.1 [0.05, 0.2]); "
+        "on Autoencoder against NadamW this holds for `mkor` (-0.2 [-0.3, -0.1]), fails for `muon` (0.1 [0.05, 0.2]), "
         "is not tested for `sgd` (`fig22_batch_size`)."
     )
     wider = found.pop("What a wider model changes.")
     assert "at a width of 256 is what a line through those at 64 and 128 has there" in wider
-    assert wider.endswith("holds for `mkor` (1.1 [0.9, 1.3]); is open for `soap` (1.1 [0.9, 1.3]) (`fig23_width`).")
+    assert wider.endswith("holds for `mkor` (1.1 [0.9, 1.3]), is open for `soap` (1.1 [0.9, 1.3]) (`fig23_width`).")
     assert found == {}
     table.assign(prediction="").to_csv(tmp_path / "tables" / "width.csv", index=False)
     _, left_out = findings(Kept(tmp_path / "evidence", tmp_path))

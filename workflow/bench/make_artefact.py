@@ -61,17 +61,19 @@ def _results(options: argparse.Namespace) -> Results:
     Raises:
         ConfigError: an option is out of range, or a file of the configuration or the folder's rounds are damaged.
     """
-    tier = read_tiers(CONFIG / "tiers").get(options.results.resolve().name)
-    look, looks, title = options.look, options.looks, options.tier_title
+    look, most, title = options.look, options.looks, options.tier_title
+    # The pipeline gives all three, by a configuration that may be another one.
+    is_whole = None not in (look, most, title)
+    tier = None if is_whole else read_tiers(CONFIG / "tiers").get(options.results.resolve().name)
     if tier is not None:
         look = read_rounds(options.results, tier).look if look is None else look
-        looks = tier.looks if looks is None else looks
+        most = tier.looks if most is None else most
         title = title or tier.title
-    look, looks = (1 if given is None else given for given in (look, looks))
-    check_option("--looks", looks, 1, MOST_LOOKS)
-    check_option("--look", look, 1, looks)
+    look, most = (1 if given is None else given for given in (look, most))
+    check_option("--looks", most, 1, MOST_LOOKS)
+    check_option("--look", look, 1, most)
     compared, trials = tuple(options.compare), tuple(options.trials)
-    return Results(options.results, title, compared, look=look, looks=looks, trial_tables=trials)
+    return Results(options.results, title, compared, look=look, looks=most, trial_tables=trials)
 
 
 def main(arguments: list[str] | None = None) -> int:

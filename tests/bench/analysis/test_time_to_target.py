@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import (
     Speedup,
     budgets,
@@ -17,6 +18,7 @@ from workflow.bench.analysis.time_to_target import (
     estimate_times,
     reaching,
     speedup,
+    target_ratio,
     to_target,
     too_short,
 )
@@ -186,3 +188,19 @@ def test_few_runs_are_listed_in_place_of_their_interval():
 def test_a_run_that_diverged_did_not_reach_its_target():
     runs = RUNS.assign(crossing_step=[30.0, math.nan, 10.0, math.nan, 20.0])
     assert to_target(runs, "steps")[2] == INF
+
+
+def test_the_ratio_of_two_labels_is_over_studies_and_none_where_a_run_is_too_short():
+    """Truth: two studies of two seeds, at half of the steps; without step times there is no ratio of seconds."""
+    steps = np.array([20.0, 22.0, 40.0, 44.0])
+    shared = {"seed": range(4), "study": [0.0, 0.0, 1.0, 1.0], "status": "finished", "steps_done": 100}
+    theirs = pd.DataFrame(shared | {"crossing_step": steps, "crossing_seconds": steps, "train_seconds": 100.0})
+    theirs["hyperparameters"] = [{}] * 4
+    theirs = theirs.assign(experiment="one", workload="autoencoder", optimizer="sgd", switch_step=None)
+    ours, times = theirs.assign(crossing_step=steps / 2, optimizer="mkor"), StepTimes(pd.DataFrame())
+    found = target_ratio(ours, theirs, "steps", times)
+    assert found is not None
+    assert (found.value, found.n) == (pytest.approx(0.5), 2)
+    assert target_ratio(ours, theirs, "seconds", times) is None
+    assert target_ratio(ours, theirs.iloc[:0], "steps", times) is None
+    assert target_ratio(ours, theirs.assign(crossing_step=np.nan, steps_done=5), "steps", times) is None

@@ -418,7 +418,7 @@ def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
     figure = figure_of("fig20_target_sweep", Results(root))
     (middle,) = lines_of(figure.axes[0], "mkor")
     assert ys(middle) == pytest.approx([0.5] * 8)
-    assert title_of(figure) == "To what the base has at 100 % of its run MKOR takes 0.50 times its iterations"
+    assert title_of(figure) == "To the base's quality at 100 % of its run MKOR takes 0.50 times its iterations"
 
 
 def test_fig20_without_a_target_says_so(tmp_path):

@@ -302,7 +302,7 @@ def test_fig18_states_how_far_each_side_turns_the_gradient(draw):
     text = caption_of(figure)
     assert "J_R, input side: 0.15 to 0.15, 0.3;" in text
     assert "J_L, output side, as in the paper: 5e-10 to 5e-10, 1e-09;" in text
-    turned = "MKOR's input side turns the gradient by 1 − cos = 0.15, its output side by at most 5e-10"
+    turned = "MKOR's input side turns the gradient by 1 − cos = 0.15, its output side turns it by at most 5e-10"
     assert title_of(figure) == f"{turned} (medians by model)"
     assert "trained" not in text
 

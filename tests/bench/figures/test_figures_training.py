@@ -164,7 +164,9 @@ def test_figure_6_marks_what_each_run_took_to_the_target(drawn):
     assert xs(single(epochs, "kaisa")[0]) == pytest.approx([np.median(ratios)])
     assert xs(lines_of(epochs, "kaisa", ".")[0]) == pytest.approx(ratios)
     slower = SECONDS["kaisa"] / SECONDS["sgd"]
-    assert xs(single(seconds, "kaisa")[0]) == pytest.approx([np.median(ratios) * slower])
+    # Without the probe's step times the seconds of two labels cannot be compared: the runs are there, and no estimate.
+    assert xs(lines_of(seconds, "kaisa", ".")[0]) == pytest.approx([ratio * slower for ratio in ratios])
+    assert not single(seconds, "kaisa")
     of_mkor = np.median([ours / base for ours, base in zip(steps["mkor"], steps["sgd"], strict=True)])
     assert f"MKOR reaches the target in {of_mkor:.2f} times SGD's epochs" in title_of(figure)
 

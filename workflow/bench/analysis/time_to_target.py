@@ -203,22 +203,24 @@ def reaching(took: Mapping[int, float], studies: Mapping[int, float] | None = No
     return Reaching(found, int(np.isfinite(times).sum()), len(took), tuple(times.tolist()))
 
 
-def target_ratio(
-    above: pd.DataFrame, below: pd.DataFrame, quantity: Quantity, times: StepTimes | None = None
-) -> Estimate | None:
+def target_ratio(above: pd.DataFrame, below: pd.DataFrame, quantity: Quantity, times: StepTimes) -> Estimate | None:
     """Estimate one label's iterations or seconds to the target over another's, from rows of ``<experiment>.runs.csv``.
 
-    Paired by seed, with an interval over tuning studies. Seconds are those of the step times, whose noise is then in
-    the interval; without them, or where they cannot be compared, the runs' own. None without a pair (`paired_ratio`).
+    Paired by seed, with an interval over tuning studies; seconds are those of the step times. None without a pair,
+    where the step times cannot be compared, or where a run is `too_short`.
     """
     if above.empty or below.empty:
         return None
+    ours, theirs = to_target(above, quantity), to_target(below, quantity)
+    if too_short(ours, theirs, budgets(above, quantity)) or too_short(theirs, ours, budgets(below, quantity)):
+        return None
     studies = studies_of(above, below)
-    if quantity == "seconds" and times is not None:
-        ours, theirs = (Training.of(runs, to_target(runs, "steps")) for runs in (above, below))
-        if not times.problem(*ours.labels, *theirs.labels):
-            return time_ratio(times, ours, theirs, studies)
-    return paired_ratio(to_target(above, quantity), to_target(below, quantity), studies)
+    if quantity == "steps":
+        return paired_ratio(ours, theirs, studies)
+    trainings = [Training.of(runs, to_target(runs, "steps")) for runs in (above, below)]
+    if times.problem(*trainings[0].labels, *trainings[1].labels):
+        return None
+    return time_ratio(times, trainings[0], trainings[1], studies)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from workflow.bench.analysis import styles
@@ -17,6 +18,9 @@ from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum
 from workflow.bench.figures import _page as page
 from workflow.bench.figures._panels import ROW_AT_EDGE, annotate, explain_empty
 from workflow.bench.results.tables import NoDataError
+
+_LEAST, _MOST = 1e-9, 1e9
+"""Where the bar of an interval without an end stops, beyond the edges of every panel of ratios."""
 
 
 def name_rows(axes: Axes, names: Iterable[str]) -> None:
@@ -27,6 +31,11 @@ def name_rows(axes: Axes, names: Iterable[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
+def shown_value(estimate: Estimate, runs: Sequence[float]) -> float:
+    """Return the place of `draw_estimate`'s marker: the estimate's, or of too few runs for one their median."""
+    return estimate.value if len(runs) >= median_minimum() else float(np.median(runs))
+
+
 def draw_estimate(
     axes: Axes, estimate: Estimate, row: float, label: str, *, runs: Sequence[float] | None = None
 ) -> None:
@@ -35,30 +44,36 @@ def draw_estimate(
     runs: the values of the runs, if they are dots (`draw_runs`). Fewer than `median_minimum` of them have no bar, since
     a t interval of two or three fills the panel and says less than they do; the marker is then at their median.
     """
-    look, value = styles.style_of(label), estimate.value
-    if runs is not None and estimate.n < median_minimum():
-        value = float(np.median(runs))
-    elif estimate.has_interval:
+    look, value = styles.style_of(label), estimate.value if runs is None else shown_value(estimate, runs)
+    if estimate.has_interval and (runs is None or len(runs) >= median_minimum()):
         draw_interval(axes, estimate, row, look.color)
     axes.plot(value, row, marker=look.marker, color=look.color, markersize=5)
 
 
 def draw_interval(axes: Axes, estimate: Estimate, row: float, color: str) -> None:
-    """Draw the interval of an estimate as a bar; one without an upper end has an arrow at the panel's right edge."""
-    if math.isfinite(estimate.high):
-        axes.hlines(row, estimate.low, estimate.high, color=color, linewidth=2.2, alpha=0.55)
+    """Draw an interval as a bar; where a ratio's has no end, infinity or 0, it has an arrow at the panel's edge."""
+    look: dict[str, Any] = {"color": color, "linewidth": 2.2, "alpha": 0.55}
+    # A little inside, where no text stands.
+    open_ends = [(0.99, ">", estimate.high == math.inf), (0.01, "<", estimate.is_ratio and estimate.low == 0)]
+    if not any(is_open for *_, is_open in open_ends):
+        axes.hlines(row, estimate.low, estimate.high, **look)
         return
-    # In parts of the panel's width, so that the end is the edge wherever the axis ends.
-    axes.plot(estimate.low, row, color=color)  # the axis has room for the lower end
-    bar: dict[str, Any] = {
-        "arrowstyle": "-|>",
-        "color": color,
-        "linewidth": 2.2,
-        "alpha": 0.55,
-        "shrinkA": 0,
-        "shrinkB": 0,
-    }
-    axes.annotate("", (1, row), (estimate.low, row), xycoords=ROW_AT_EDGE, textcoords="data", arrowprops=bar)
+    ends = (max(estimate.low, _LEAST), min(estimate.high, _MOST))
+    # As an artist, so that the far end does not stretch the axis; the other one has room on it.
+    bar = axes.add_artist(Line2D(ends, (row, row), solid_capstyle="butt", **look))
+    bar.set_in_layout(False)
+    axes.update_datalim([(end, row) for end in ends if _LEAST < end < _MOST])
+    axes.autoscale_view()
+    for edge, marker, is_open in open_ends:
+        if is_open:
+            axes.plot(
+                edge, row, marker=marker, color=color, markersize=4, transform=axes.get_yaxis_transform(), clip_on=False
+            )
+
+
+def undecided(ratio: Estimate) -> str:
+    """Return the remark of a title on a ratio that may lie on either side of 1; empty if its interval does not."""
+    return " (undecided)" if ratio.has_interval and ratio.low <= 1 <= ratio.high else ""
 
 
 def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, below: float = 0.26) -> None:

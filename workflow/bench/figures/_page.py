@@ -135,9 +135,9 @@ def seaborn_looks(by_name: Mapping[str, styles.MethodStyle]) -> dict[str, Any]:
 
 
 def span(ordered: Iterable[str]) -> str:
-    """Return numbers in rising order as the first and the last one, as in ``0.1 to 0.5``; equal ones once."""
-    first, *_, last = [*(shown := list(ordered)), shown[-1]]
-    return first if first == last else f"{first} to {last}"
+    """Return one or more numbers in rising order as the first and the last, as in ``0.1 to 0.5``; equal ones once."""
+    shown = list(ordered)
+    return shown[0] if shown[0] == shown[-1] else f"{shown[0]} to {shown[-1]}"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -123,12 +123,14 @@ def _message(runs: pd.DataFrame, losses: pd.DataFrame, times: StepTimes | None) 
         return ""
     name = styles.style_of(str(base)).name
     change = median(changes["mkor"])
-    lower = f"{abs(change):.1f} % {'below' if change < 0 else 'above'} {name}'s"
-    title = f"{styles.data_title(runs)}: MKOR ends at a loss {lower}"
+    beside = f"ends at a loss {abs(change):.1f} % {'below' if change < 0 else 'above'} {name}'s"
+    title = f"{styles.data_title(runs)}: MKOR {beside if math.isfinite(change) else 'diverges in most runs'}"
     ours, theirs = (runs[runs["optimizer"] == label] for label in ("mkor", base))
     ratio = target_ratio(ours, theirs, "seconds", times) if times else None
     finite = ratio is not None and 0 < ratio.value < math.inf
-    return f"{title} and takes {ratio.value:.2f} times {name}'s time to the target" if ratio and finite else title
+    if ratio is None or not finite:
+        return title
+    return f"{title} and takes {ratio.value:.2f} times {name}'s time to the target{forest.undecided(ratio)}"
 
 
 def _without_start(losses: pd.DataFrame) -> pd.DataFrame:

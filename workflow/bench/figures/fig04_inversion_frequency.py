@@ -97,9 +97,8 @@ def _message(times: pd.DataFrame) -> str:
         by_workload = mean[label].unstack()
         ratios = (by_workload[by_workload.columns.min()] / by_workload[by_workload.columns.max()]).dropna()
         if len(ratios):
-            low, high = f"{ratios.min():.1f}", f"{ratios.max():.1f}"
             name = styles.style_of(label).name.partition(" (")[0]
-            phrases.append(f"{name}'s {low if low == high else f'{low} to {high}'} times")
+            phrases.append(f"{name}'s {page.span(f'{ratio:.1f}' for ratio in sorted(ratios))} times")
     return f"Updating in every step makes an iteration longer: {', '.join(phrases)}" if phrases else ""
 
 

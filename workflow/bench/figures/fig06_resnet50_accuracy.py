@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.captions import inert_labels
-from workflow.bench.analysis.estimates import Estimate, median_minimum
+from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.step_times import StepTimes, timed
 from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.analysis.time_to_target import Quantity, target_ratio, to_target
@@ -35,8 +35,8 @@ PAPER: Final = ("sgd", "kaisa", "mkor")
 """The labels in whose rows the paper's numbers stand, those of its optimizers of these names."""
 _WITH_TARGET: Final = (
     "Below: epochs and time at which the smoothed accuracy crosses the target, over those of the base optimizer, "
-    "paired by seed; dots are runs, the marker is their median, or with many runs the estimate with its interval; a "
-    "run that never reached it counts as infinitely long"
+    "paired by seed; dots are runs, the marker is their median, or with many the estimate over tuning studies with its "
+    "interval; a run that never reached it counts as infinitely long"
 )
 _WITHOUT_TARGET: Final = "Below: empty, since the runs have no target on the validation accuracy"
 _BELOW: Final = "hollow: the paper's ResNet-50 on ImageNet on 64 GPUs, to a test accuracy of {target}, over its SGD"
@@ -96,20 +96,14 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 
 def _message(runs: pd.DataFrame, ratios: Sequence[Mapping[str, Estimate]], base: str) -> str:
-    """Return the title: MKOR's epochs and time to the target over those of the base; empty without them."""
-    shown = [ratio for by_label in ratios if (ratio := by_label.get("mkor")) is not None]
-    if len(shown) < len(ratios):
+    """Return the title: MKOR's epochs and time to the target over those of the base, as far as they can be compared."""
+    epochs, seconds = (by_label.get("mkor") for by_label in ratios)
+    if epochs is None:
         return ""
-    epochs, seconds = (f"{ratio.value:.2f}" for ratio in shown)
-    open_epochs, open_time = (" (undecided)" if _holds_one(ratio) else "" for ratio in shown)
-    start = f"{styles.data_title(runs)}: MKOR reaches the target in"
-    epochs = f"{epochs} times {styles.style_of(base).name}'s epochs{open_epochs}"
-    return f"{start} {epochs} and {seconds} times its time{open_time}"
-
-
-def _holds_one(ratio: Estimate) -> bool:
-    """Return whether the interval of a ratio, drawn if it is of enough runs, contains 1: it may be faster or slower."""
-    return ratio.n >= median_minimum() and ratio.has_interval and ratio.low <= 1 <= ratio.high
+    name = styles.style_of(base).name
+    start = f"{styles.data_title(runs)}: MKOR reaches the target in {epochs.value:.2f} times {name}'s epochs"
+    time = f" and {seconds.value:.2f} times its time{forest.undecided(seconds)}" if seconds else ""
+    return f"{start}{forest.undecided(epochs)}{time}"
 
 
 def _draw_accuracies(axes: Axes, accuracies: pd.DataFrame, x: str, scale: float, goals: Sequence[float]) -> None:
@@ -150,8 +144,7 @@ def _draw_ratios(
             axes.plot(1, row, marker=styles.style_of(base).marker, color=styles.style_of(base).color, markersize=5)
         elif ratio is not None and math.isfinite(median(by_seed.values())):
             forest.draw_estimate(axes, ratio, row, label, runs=list(by_seed.values()))
-            # The marker's value: of few runs it is their median.
-            drawn[label] = ratio if ratio.n >= median_minimum() else replace(ratio, value=median(by_seed.values()))
+            drawn[label] = replace(ratio, value=forest.shown_value(ratio, list(by_seed.values())))
         if label != base:
             forest.draw_runs(axes, finite, row, label)
         if label != base and label in PAPER and base in published_values:

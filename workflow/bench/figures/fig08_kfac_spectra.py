@@ -34,7 +34,7 @@ _LIMITS: Final = {"smallest": "resolution", "condition_number": "limit"}
 _NOTE: Final = (
     "Right factors (of activations), without damping; thin lines: layers, thick lines: their median; no eigenvalue of "
     "a running factor is below the remaining weight of the identity, from which it starts; what float32 does not "
-    "resolve is drawn at its limit, at the edge of the gray area"
+    "resolve is drawn at its layer's limit, and gray is what it resolves in no layer"
 )
 
 
@@ -73,11 +73,11 @@ def draw(results: Results, folder: Path, name: str, shown: Sequence[str], height
         panel.set_ylabel(QUANTITIES[quantity])
         # Not before the curves are drawn: on a logarithmic axis seaborn takes the medians of logarithms.
         panel.set_yscale("log")
+        panels.decade_ticks(panel.yaxis)
     for column, workload in zip(axes.T, names, strict=True):
         for panel, quantity in zip(column, shown, strict=True):
             if quantity in _LIMITS:
                 _shade_unresolved(panel, rows[rows["workload"] == workload], quantity)
-        panels.decade_ticks(panel.yaxis)
     trained = ", ".join(styles.style_of(label).name for label in styles.in_order(rows["optimizer"]))
     singular = rows.groupby("factor")["unresolved"].agg(["sum", "size"]).reindex(list(FACTORS), fill_value=0)
     counts = ", ".join(f"{unresolved} of {number} {factor}" for factor, unresolved, number in singular.itertuples())
@@ -115,10 +115,10 @@ def _draw_workload(column: Sequence[Axes], rows: pd.DataFrame, workload: str, sh
 
 
 def _shade_unresolved(axes: Axes, rows: pd.DataFrame, quantity: str) -> None:
-    """Shade what float32 does not resolve in all layers, to the panel's edge, when its limits are known."""
+    """Shade what float32 resolves in no layer, to the panel's edge, whose limits must be set before."""
     low, high = axes.get_ylim()
     limits = rows.groupby("step")[_LIMITS[quantity]].agg(["min", "max"])
-    ends = (low, limits["max"]) if quantity == "smallest" else (limits["min"], high)
+    ends = (low, limits["min"]) if quantity == "smallest" else (limits["max"], high)
     axes.fill_between(limits.index, *ends, color="#999999", alpha=0.3, linewidth=0, zorder=0)
     axes.set_ylim(low, high)
 

@@ -92,10 +92,10 @@ def message(rows: pd.DataFrame) -> str:
     ratios = _over_base(_of(rows, SMALL, sharded=False), "step_ms")
     most = ratios[ratios["workers"] == ratios["workers"].max()].set_index("optimizer")["ratio"]
     shown = [
-        f"{look_of(label).name.partition(' (')[0]} {most[label]:.2f}" for label in ("mkor", "kaisa") if label in most
+        f"of {look_of(label).name.partition(' (')[0]} {most[label]:.2f}" for label in ("mkor", "kaisa") if label in most
     ]
-    start = f"By a model of {ratios['workers'].max():,} GPUs a step takes, over the base optimizer's"
-    return f"{start}: {', '.join(shown)}" if shown else ""
+    start = f"By a model of {ratios['workers'].max():,} GPUs a step takes"
+    return f"{start} {' and '.join(shown)} times the base optimizer's" if shown else ""
 
 
 def entries(rows: pd.DataFrame) -> list[Artist]:

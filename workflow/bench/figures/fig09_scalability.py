@@ -58,7 +58,7 @@ def _measured_message(measured: pd.DataFrame, cores: int) -> str:
     """Return the part of the title on the most workers that have a core each; empty if two did not run."""
     most = max((number for number in measured["workers"].unique() if 1 < number <= cores), default=0)
     ratios = [ratio for _, rows in measured.groupby("optimizer") for ratio in speedups(rows).get(most, {}).values()]
-    # Of all optimizers and repeats: the means of single optimizers lie closer together than repeats of one.
+    # Of all optimizers and repeats, so that the range shows what the machine's noise leaves to see.
     return f"{most} workers: {page.span(f'{ratio:.2f}' for ratio in sorted(ratios))} times as fast" if ratios else ""
 
 

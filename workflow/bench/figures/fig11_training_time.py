@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
-from workflow.bench.analysis.estimates import Estimate, paired_ratio, studies_of
+from workflow.bench.analysis.estimates import Estimate, median_minimum, paired_ratio, studies_of
 from workflow.bench.analysis.step_times import StepTimes, Timed, timed
 from workflow.bench.analysis.time_to_target import budgets, too_short
 from workflow.bench.figures import _forest as forest
@@ -143,6 +143,11 @@ class TimeContest:
     contender_never: int
     seeds: int
 
+    @property
+    def with_missed(self) -> tuple[float, ...]:
+        """The ratios with those of the seeds in which one side never reached the level: infinite, or 0."""
+        return (*self.by_seed, *[math.inf] * self.rival_never, *[0.0] * self.contender_never)
+
 
 def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, str], TimeContest]:
     """Return the contest of every (rival, contender) that share a seed."""
@@ -225,7 +230,7 @@ def _rising(losses: pd.DataFrame) -> str:
 
 
 def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], experiments: Mapping[str, Timed]) -> str:
-    """Return the title: by workload SGD's time over MKOR's, or how many runs of each got there if not all did."""
+    """Return the title: by workload SGD's time over MKOR's, or without such a ratio how many runs of each got there."""
     ratios, counts = [], []
     for name, by_pair in measured.items():
         contest = by_pair.get(("sgd", "mkor"))
@@ -233,7 +238,8 @@ def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], expe
             continue
         model = styles.workload_name(str(experiments[name].runs["workload"].iloc[0]))
         if contest.ratio is not None and 0 < contest.ratio.value < math.inf:
-            ratios.append(f"{contest.ratio.value:.2f} ({model})")
+            shown = f"{forest.shown_value(contest.ratio, contest.with_missed):.2f}{forest.undecided(contest.ratio)}"
+            ratios.append(f"{shown} on {model}")
         else:
             ours, theirs = (contest.seeds - never for never in (contest.contender_never, contest.rival_never))
             counts.append(f"{model} gets there with MKOR in {ours} and with SGD in {theirs} of {contest.seeds} runs")
@@ -268,19 +274,24 @@ def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], s
         for place, label in enumerate(labels):
             ratio = met[label].ratio if label in met else None
             height = row - (0.02 if len(labels) == 1 else 0.12 - 0.22 * place)
-            if ratio and ratio.value == math.inf and 0 < ratio.low < math.inf:
-                forest.draw_interval(axes, ratio, height, styles.style_of(label).color)
-                forest.draw_runs(axes, met[label].by_seed, height, label, below=0.09)
-            elif ratio and 0 < ratio.value < math.inf:
-                forest.draw_runs(axes, met[label].by_seed, height, label, below=0.09)
-                # Of two or three runs with one that never arrived, dots say more than a marker without an interval.
-                if ratio.interval_method != "none" or ratio.n == 1:
-                    forest.draw_estimate(axes, ratio, height, label, runs=met[label].by_seed)
+            if ratio:
+                _draw_ratio(axes, ratio, met[label].with_missed, height, label)
         if any(contest.rival_never or contest.contender_never for contest in met.values()):
             of_rival = sorted({f"{contest.seeds - contest.rival_never}/{contest.seeds}" for contest in met.values()})
             of_mkor = [f"{contest.seeds - contest.contender_never}/{contest.seeds}" for contest in met.values()]
             reached = f"rival {', '.join(of_rival)}\nMKOR {', '.join(of_mkor)}"
             forest.write_beside(axes, row, reached, "reached")
+
+
+def _draw_ratio(axes: Axes, ratio: Estimate, runs: Sequence[float], height: float, label: str) -> None:
+    """Draw the runs' ratios and their estimate; without a finite one its interval alone, which has one end."""
+    forest.draw_runs(axes, [one for one in runs if 0 < one < math.inf], height, label, below=0.09)
+    if not 0 < ratio.value < math.inf:
+        if ratio.has_interval and (ratio.low > 0 or ratio.high < math.inf):
+            forest.draw_interval(axes, ratio, height, styles.style_of(label).color)
+    # Of two or three runs with one that never arrived, dots say more than a marker without an interval.
+    elif ratio.has_interval or len(runs) == 1 or len(runs) >= median_minimum():
+        forest.draw_estimate(axes, ratio, height, label, runs=runs)
 
 
 def _limits(measured: Sequence[TimeContest]) -> tuple[float, float]:

@@ -10,7 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
-from workflow.bench.analysis.fits import mean_by_width, width_law
+from workflow.bench.analysis.fits import cycle_mean, mean_by_width, width_law
+from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.results.tables import Results
@@ -84,13 +85,17 @@ def _message(rows: pd.DataFrame) -> str:
     if any(of_part.empty for of_part in parts.values()):
         return ""
     means = {key: mean_by_width(of_part) for key, of_part in parts.items()}
-    width = min(int(mean.index[-1]) for mean in means.values())
+    shared = set.intersection(*({*mean.index} for mean in means.values()))
+    if not shared:
+        return ""
+    width = max(shared)
     update = {label: float(means[label, "factor"][width]) for label in _NAMED}
     # A layer has two factors, updated in one of so many steps, and is preconditioned in all of them.
-    step = {label: 2 * update[label] / _PERIOD + float(means[label, "precondition"][width]) for label in _NAMED}
+    always = {label: float(means[label, "precondition"][width]) for label in _NAMED}
+    step = {label: cycle_mean(2 * update[label] + always[label], always[label], _PERIOD) for label in _NAMED}
     kfac, mkor = _NAMED
     times = f"{update[kfac] / update[mkor]:,.0f} times as long as MKOR's"
-    whole = f"with one in {_PERIOD} steps all its work {step[kfac] / step[mkor]:.2g} times"
+    whole = f"and its part of a step, with one update in {_PERIOD}, {number(step[kfac] / step[mkor], 2)} times"
     return f"At width {width:,} a factor update of KFAC takes {times}, {whole}"
 
 

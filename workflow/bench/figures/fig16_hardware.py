@@ -208,22 +208,23 @@ def make(results: Results, folder: Path) -> list[Path]:
 def _message(steps: Sequence[Sequence[RatioBar]]) -> str:
     """Return the title: the step of KFAC and of MKOR over the base optimizer's, from least to most over all bars."""
     ratios: dict[str, list[float]] = {}
+    machines: set[str] = set()
     for bars in steps:
         took = {(bar.machine, bar.label): bar.took.value for bar in bars}
         for (machine, label), seconds in took.items():
             base = next((took[machine, name] for name in BASES if (machine, name) in took), math.nan)
             if label in _NAMED and math.isfinite(seconds / base):
                 ratios.setdefault(label, []).append(seconds / base)
+                machines.add(machine)
     if not ratios:
         return ""
     phrases = [
-        f"with {styles.style_of(label).name.partition(' (')[0]} {min(ratios[label]):.2f} to {max(ratios[label]):.2f}"
+        f"with {styles.style_of(label).name.partition(' (')[0]} {page.span(f'{x:.2f}' for x in sorted(ratios[label]))}"
         for label in _NAMED
         if label in ratios
     ]
-    machines = len({bar.machine for bars in steps for bar in bars})
-    where = f"on {machines} machines" if machines > 1 else "on this machine"
-    return f"A step takes {' and '.join(phrases)} times as long as the base optimizer's {where}"
+    where = f" on {len(machines)} machines" if len(machines) > 1 else ""
+    return f"A step takes {' and '.join(phrases)} times as long as the base optimizer's{where}"
 
 
 def _draw_panels(names: Sequence[str], by_row: Sequence[Mapping[str, Sequence[RatioBar]]]) -> Figure:

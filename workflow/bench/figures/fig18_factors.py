@@ -90,8 +90,8 @@ def _message(rows: pd.DataFrame) -> str:
     if not {"left", "right"} <= {*turned.index.get_level_values("side")}:
         return ""
     right, most = page.span(number(value, 2) for value in sorted(turned["right"])), float(turned["left"].max())
-    left = f"at most {number(most, 1)}" if most > ROUNDING else "nothing"
-    return f"MKOR's input side turns the gradient by 1 − cos = {right}, its output side by {left} (medians by model)"
+    left = f"turns it by at most {number(most, 1)}" if most > ROUNDING else "does not turn it"
+    return f"MKOR's input side turns the gradient by 1 − cos = {right}, its output side {left} (medians by model)"
 
 
 def entries() -> list[Artist]:

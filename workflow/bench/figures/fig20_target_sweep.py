@@ -33,21 +33,12 @@ _NOTE: Final = (
 )
 
 
-Place = tuple[str, str]
-"""An experiment and a workload."""
-
-
 class Shown(NamedTuple):
     """The sweep of one experiment on one workload, and its runs."""
 
     experiment: str
     sweep: TargetSweep
     runs: pd.DataFrame
-
-    @property
-    def place(self) -> Place:
-        """The experiment and the workload."""
-        return self.experiment, str(self.runs["workload"].iloc[0])
 
 
 def sweeps_of(results: Results) -> tuple[list[Shown], list[str]]:
@@ -125,7 +116,7 @@ def draw_each(
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw MKOR's and KFAC's iterations over the base's at each target, a line for each experiment."""
     shown, left_out = sweeps_of(results)
-    ratios = {label: dict(_with_own_runs(shown, label)) for label in LABELS}
+    ratios = {label: list(_with_own_runs(shown, label)) for label in LABELS}
     drawn = [label for label in LABELS if ratios[label]]
     notes = [TARGETS_NOTE, _NOTE, *left_out]
     if not drawn:
@@ -143,14 +134,14 @@ def make(results: Results, folder: Path) -> list[Path]:
     return page.save(figure, folder, "fig20_target_sweep", legend, text, message, reading)
 
 
-def _with_own_runs(shown: Iterable[Shown], label: str) -> Iterator[tuple[Place, dict[float, float]]]:
-    """Yield the places with a label's `by_share`; of experiments with the same runs of the label, the first alone."""
+def _with_own_runs(shown: Iterable[Shown], label: str) -> Iterator[tuple[str, dict[float, float]]]:
+    """Yield a workload and a label's `by_share`; of experiments with the same runs of it and its base, the first."""
     seen: set[frozenset[str]] = set()
     for one in shown:
-        own = frozenset(one.runs.loc[one.runs["optimizer"] == label, "run"])
+        own = frozenset(one.runs.loc[one.runs["optimizer"].isin((label, one.sweep.base)), "run"])
         if own not in seen and (ratios := by_share(one.sweep, label)):
             seen.add(own)
-            yield one.place, ratios
+            yield str(one.runs["workload"].iloc[0]), ratios
 
 
 def by_share(sweep: TargetSweep, label: str) -> dict[float, float]:
@@ -161,16 +152,16 @@ def by_share(sweep: TargetSweep, label: str) -> dict[float, float]:
     return {share: ratio.value for share, ratio in ratios.items() if ratio is not None}
 
 
-def _draw(axes: Axes, label: str, ratios: Mapping[Place, Mapping[float, float]]) -> dict[float, float]:
+def _draw(axes: Axes, label: str, ratios: Sequence[tuple[str, Mapping[float, float]]]) -> dict[float, float]:
     """Draw a line for each experiment and their median by share of the base's steps, which is returned."""
     look = styles.style_of(label)
     axes.set_title(look.name)
     axes.set_yscale("log")
     axes.axhline(1, color=page.GUIDE, linewidth=0.8)
-    for one in ratios.values():
+    for _, one in ratios:
         axes.plot([100 * share for share in one], [*one.values()], color="#AAAAAA", linewidth=0.8, zorder=1)
     by_target: dict[float, list[float]] = {}
-    for one in ratios.values():
+    for _, one in ratios:
         for share, ratio in one.items():
             by_target.setdefault(share, []).append(ratio)
     # A median of few experiments would jump where others begin.
@@ -181,12 +172,12 @@ def _draw(axes: Axes, label: str, ratios: Mapping[Place, Mapping[float, float]])
     return middle
 
 
-def _message(ratios: Mapping[Place, Mapping[float, float]], middle: Mapping[float, float]) -> str:
+def _message(ratios: Sequence[tuple[str, Mapping[float, float]]], middle: Mapping[float, float]) -> str:
     """Return the title: MKOR's ratio at the last target, and the workloads of its least and its most there."""
     if not middle:
         return ""
     last = max(middle)
-    at_last = sorted((one[last], workload) for (_, workload), one in ratios.items() if last in one)
+    at_last = sorted((one[last], workload) for workload, one in ratios if last in one)
     low, high = (f"{ratio:.2f} ({styles.workload_name(workload)})" for ratio, workload in (at_last[0], at_last[-1]))
-    text = f"To what the base has at {100 * last:.0f} % of its run MKOR takes {middle[last]:.2f} times its iterations"
-    return f"{text}: {low} to {high}" if len(at_last) > 1 else text
+    text = f"To the base's quality at {100 * last:.0f} % of its run MKOR takes {middle[last]:.2f} times its iterations"
+    return f"{text} (median), {low} to {high}" if len(at_last) > 1 else text

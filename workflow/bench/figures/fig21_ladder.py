@@ -86,8 +86,8 @@ def _message(found: Sequence[Ladder]) -> str:
         if ratios:
             counts.append(f"{verb} in {sum(ratio.high < 1 for ratio in ratios)} of {len(ratios)} cases")
     decision = in_general(decisions_by_workload(predictions(found)))
-    title = ", ".join([*counts, f"prediction {'undecided' if decision == 'open' else decision}"])
-    return title[0].upper() + title[1:]
+    removes = f"that centring removes MKOR's gain {'is open' if decision == 'open' else decision}"
+    return f"{', '.join(counts)}; {removes}" if counts else removes.capitalize()
 
 
 def _draw_rungs(axes: Axes, plain: Sequence[Ladder]) -> None:

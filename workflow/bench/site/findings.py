@@ -257,17 +257,20 @@ def _batch(kept: Kept) -> str:
     )
     return (
         "Declared before the runs: a method's iterations over those of the reference fall as the batch grows. With the "
-        f"slope on logarithmic axes, {'. '.join(said)} (`fig22_batch_size`)."
+        f"slope on logarithmic axes, {'; '.join(said)} (`fig22_batch_size`)."
     )
 
 
 def _width(kept: Kept) -> str:
     rows = [row for row in kept.rows("tables/width", "field") if row["where"] == "at the final quality"]
-    held_out = [row for row in rows if row["prediction"]]
+    need(rows, "no width has a final quality")
+    largest = max(rows, key=lambda row: int(row["width"]))["width"]
+    held_out = [row | {"prediction": row["prediction"] or "not tested"} for row in rows if row["width"] == largest]
     need(any(row["prediction"] != "not tested" for row in held_out), "the prediction is not tested for any label")
+    smaller = " and ".join(dict.fromkeys(row["width"] for row in rows if row["width"] != largest))
     return (
-        f"Declared before the runs: the speedup over AdamW at a width of {held_out[0]['width']} is what a line through "
-        f"those at {' and '.join(dict.fromkeys(row['width'] for row in rows if not row['prediction']))} has there. "
+        f"Declared before the runs: the speedup over AdamW at a width of {largest} is what a line through those at "
+        f"{smaller} has there, on logarithmic axes. "
         f"With the measured speedup over the predicted one, this {_predicted(held_out, 'measured / predicted')} "
         "(`fig23_width`)."
     )
@@ -279,7 +282,7 @@ def _predicted(rows: Sequence[Row], column: str) -> str:
     for row in rows:
         shown = f" ({row[column]})" if row[column] else ""
         labels.setdefault(row["prediction"], []).append(f"`{row['label']}`{shown}")
-    return "; ".join(f"{verb} for {', '.join(labels[said])}" for said, verb in _SAID.items() if said in labels)
+    return ", ".join(f"{verb} for {' and '.join(labels[said])}" for said, verb in _SAID.items() if said in labels)
 
 
 def _saves(rows: Sequence[Row], column: str) -> str:
