@@ -57,5 +57,5 @@ def _message(rows: pd.DataFrame) -> str:
     for workload in page.probed_workloads(chosen):
         by_step = chosen[chosen["workload"] == workload].groupby("step")["error"].mean()
         phrases.append(f"{by_step.iloc[0]:.2f} to {by_step.iloc[-1]:.2f} ({styles.workload_name(workload)})")
-    start = "Error of MKOR's rank-1 matrix of activations, from the first iteration to the last:"
+    start = "Error of MKOR's rank-1 matrix of activations, first and last iteration:"
     return f"{start} {', '.join(phrases)}" if phrases else ""
