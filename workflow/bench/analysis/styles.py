@@ -38,6 +38,11 @@ class MethodStyle:
     marker: str
     line: Any
 
+    @property
+    def short(self) -> str:
+        """The name without what stands in parentheses, such as ``MKOR``."""
+        return self.name.partition(" (")[0]
+
 
 STYLES: Final[dict[str, MethodStyle]] = {
     "sgd": MethodStyle("SGD", "#939393", "v", _DASHES["dotted"]),

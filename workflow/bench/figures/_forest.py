@@ -146,7 +146,7 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
     axes.set_xticks([tick for tick in ticks if low <= tick <= high])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0"))
     axes.tick_params(axis="x", labelsize=7)
-    axes.set_xlabel(f"loss at step {step:g},\n% against {styles.style_of(base).name.partition(' (')[0]}'s")
+    axes.set_xlabel(f"loss at step {step:g},\n% against {styles.style_of(base).short}'s")
 
 
 def _limit(axes: Axes, centers: Sequence[float], values: Sequence[float]) -> None:

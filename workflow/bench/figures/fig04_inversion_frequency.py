@@ -97,7 +97,7 @@ def _message(times: pd.DataFrame) -> str:
         by_workload = mean[label].unstack()
         ratios = (by_workload[by_workload.columns.min()] / by_workload[by_workload.columns.max()]).dropna()
         if len(ratios):
-            name = styles.style_of(label).name.partition(" (")[0]
+            name = styles.style_of(label).short
             phrases.append(f"{name}'s {page.span(f'{ratio:.1f}' for ratio in sorted(ratios))} times")
     return f"Updating in every step makes an iteration longer: {', '.join(phrases)}" if phrases else ""
 

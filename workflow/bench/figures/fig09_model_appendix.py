@@ -91,9 +91,7 @@ def message(rows: pd.DataFrame) -> str:
     """Return a title: steps over the base's on the small model with the most GPUs; empty without these rows."""
     ratios = _over_base(_of(rows, SMALL, sharded=False), "step_ms")
     most = ratios[ratios["workers"] == ratios["workers"].max()].set_index("optimizer")["ratio"]
-    shown = [
-        f"of {look_of(label).name.partition(' (')[0]} {most[label]:.2f}" for label in ("mkor", "kaisa") if label in most
-    ]
+    shown = [f"of {look_of(label).short} {most[label]:.2f}" for label in ("mkor", "kaisa") if label in most]
     start = f"By a model of {ratios['workers'].max():,} GPUs a step takes"
     return f"{start} {' and '.join(shown)} times the base optimizer's" if shown else ""
 
@@ -172,7 +170,7 @@ def _replicated(axes: Axes, rows: pd.DataFrame) -> None:
         line, look = of_label.sort_values("workers"), look_of(str(label))
         axes.plot(line["workers"], line["memory_bytes"], color=look.color, **_MODEL)
         size = float(f"{line['memory_bytes'].iloc[0]:.3g}")
-        texts.append(f"DDP: {look.name.partition(' (')[0]} {panels.amount(size)}")
+        texts.append(f"DDP: {look.short} {panels.amount(size)}")
     axes.axhline(float(rows["gpu_memory_bytes"].iloc[0]), **_GUIDE)
     axes.set_ylim(top=300 * axes.get_ylim()[1])
     panels.annotate(axes, "\n".join([*texts, f"solid: one {rows['gpu'].iloc[0]}"]), (0.97, 0.97), **_CORNER)

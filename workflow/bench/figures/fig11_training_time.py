@@ -136,17 +136,17 @@ class TimeContest:
 
     ratio: Estimate | None
     """The rival's training time over the contender's; None if neither reached the level, or a run was too short."""
-    by_seed: tuple[float, ...]
-    """The finite ratios of single seeds."""
+    ratios: tuple[float, ...]
+    """The ratios of single seeds: infinite where only the rival missed the level, 0 where only the contender did."""
     rival_never: int
     """Runs of the rival that never reached the level."""
     contender_never: int
     seeds: int
 
     @property
-    def with_missed(self) -> tuple[float, ...]:
-        """The ratios with those of the seeds in which one side never reached the level: infinite, or 0."""
-        return (*self.by_seed, *[math.inf] * self.rival_never, *[0.0] * self.contender_never)
+    def by_seed(self) -> tuple[float, ...]:
+        """The ratios of the seeds in which both reached the level."""
+        return tuple(ratio for ratio in self.ratios if 0 < ratio < math.inf)
 
 
 def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, str], TimeContest]:
@@ -166,9 +166,9 @@ def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, st
             studies = studies_of(*(runs[runs["optimizer"] == label] for label in pair))
             ratio = None if short else paired_ratio(theirs, ours, studies)
             pairs = [] if short else [(theirs[seed], ours[seed]) for seed in shared]
-            by_seed = tuple(a / b for a, b in pairs if math.isfinite(a) and 0 < b < math.inf)
+            ratios = tuple(a / b for a, b in pairs if b > 0 and (math.isfinite(a) or math.isfinite(b)))
             rival_never, contender_never = (sum(math.isinf(side[seed]) for seed in shared) for side in (theirs, ours))
-            by_pair[pair] = TimeContest(ratio, by_seed, rival_never, contender_never, len(shared))
+            by_pair[pair] = TimeContest(ratio, ratios, rival_never, contender_never, len(shared))
     return by_pair
 
 
@@ -238,7 +238,7 @@ def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], expe
             continue
         model = styles.workload_name(str(experiments[name].runs["workload"].iloc[0]))
         if contest.ratio is not None and 0 < contest.ratio.value < math.inf:
-            shown = f"{forest.shown_value(contest.ratio, contest.with_missed):.2f}{forest.undecided(contest.ratio)}"
+            shown = f"{forest.shown_value(contest.ratio, contest.ratios):.2f}{forest.undecided(contest.ratio)}"
             ratios.append(f"{shown} on {model}")
         else:
             ours, theirs = (contest.seeds - never for never in (contest.contender_never, contest.rival_never))
@@ -275,7 +275,7 @@ def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], s
             ratio = met[label].ratio if label in met else None
             height = row - (0.02 if len(labels) == 1 else 0.12 - 0.22 * place)
             if ratio:
-                _draw_ratio(axes, ratio, met[label].with_missed, height, label)
+                _draw_ratio(axes, ratio, met[label].ratios, height, label)
         if any(contest.rival_never or contest.contender_never for contest in met.values()):
             of_rival = sorted({f"{contest.seeds - contest.rival_never}/{contest.seeds}" for contest in met.values()})
             of_mkor = [f"{contest.seeds - contest.contender_never}/{contest.seeds}" for contest in met.values()]

@@ -219,7 +219,7 @@ def _message(steps: Sequence[Sequence[RatioBar]]) -> str:
     if not ratios:
         return ""
     phrases = [
-        f"with {styles.style_of(label).name.partition(' (')[0]} {page.span(f'{x:.2f}' for x in sorted(ratios[label]))}"
+        f"with {styles.style_of(label).short} {page.span(f'{x:.2f}' for x in sorted(ratios[label]))}"
         for label in _NAMED
         if label in ratios
     ]

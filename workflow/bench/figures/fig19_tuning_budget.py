@@ -86,7 +86,7 @@ def halved(searches: Iterable[Search]) -> dict[str, list[float]]:
 def _message(costs: Mapping[str, list[float]]) -> str:
     """Return the title: the median cost of half of the trials for MKOR, KFAC and their base optimizers."""
     shown = {label: median(costs[label]) for label in NAMED if label in costs}
-    parts = [f"{cost:.1f} % ({styles.style_of(label).name.partition(' (')[0]})" for label, cost in shown.items()]
+    parts = [f"{cost:.1f} % ({styles.style_of(label).short})" for label, cost in shown.items()]
     finite = all(map(math.isfinite, shown.values()))
     return f"With half of the trials the best result is worse by {', '.join(parts)}" if parts and finite else ""
 
