@@ -107,8 +107,8 @@ def needs(facts: Facts, memory: str) -> str:
     return (
         f"You need Linux, Python 3.11 or newer with its `venv` module, `make`, a package index, {memory} GB of memory "
         f"for each core and {measured['disk']} GB of disk. On {measured['machine']} `make reproduce` takes "
-        f"{measured['reproduce']} minutes and `make test` {measured['test']} minutes ({measured['date']}; allow half "
-        "as much again)."
+        f"{measured['reproduce']} minutes and `make test` {measured['test']} minutes ({measured['date']}; allow three "
+        "times as much)."
     )
 
 
