@@ -184,7 +184,7 @@ def _of_label(session: Session, probe: str, name: str, label: str) -> Iterable[N
     if probe == "iteration_time":
         sweep = iteration_time.sweep_of(model, label, {})
         assert sweep is not None  # all labels of the probe have a period
-        return iteration_time.rows([sweep], device, hardware, 1 if session.quick else iteration_time.REPEATS)
+        return iteration_time.rows([sweep], device, hardware, 1 if session.quick else iteration_time.REPEATS["cuda"])
     chosen = optimizers(model, SAFE_RATE, [label])
     if probe == "memory":
         run = partial(memory.rows, model, chosen[0], device, hardware)
@@ -303,7 +303,7 @@ def measure_chunk(name: str, session: Session) -> Ended:
 
 def write_part(file: Path, rows: Sequence[NamedTuple]) -> None:
     """Write rows to a CSV; rows of other models that are there already stay."""
-    table = table_of(rows)
+    table = table_of(rows, "benchmarks.gpu")
     if "workload" in table and file.is_file():
         before = pd.read_csv(file)
         table = pd.concat([before[~before["workload"].isin(table["workload"])], table], ignore_index=True)
@@ -362,7 +362,7 @@ def measure_first(folder: Path, make: Callable[..., Session]) -> int:
     ended: list[Ended] = []
     for name, seconds in FIRST.items():
         ended.append(measure_chunk(name, make(folder, seconds=seconds, is_first=True)))
-        write_atomically(folder / "first.csv", table_of(ended).to_csv(index=False))
+        write_atomically(folder / "first.csv", table_of(ended, "benchmarks.gpu").to_csv(index=False))
     for one in ended:
         print(f"{one.chunk:24} {one.status:8} {one.seconds:6.1f} s {one.rows:5} rows  {one.detail or ''}".rstrip())
     say(f"Written: {folder}")

@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refuse_unwritable("--out", out)
         with tempfile.TemporaryDirectory() as data:
             table = list(all_rows(QUICK if options.quick else FULL, Path(data)))
-        write_rows(out, table)
+        write_rows(out, table, "benchmarks.rank_shares")
         for line in summary(table):
             print(line)
         print(f"Written: {out}")

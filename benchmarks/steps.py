@@ -288,7 +288,7 @@ def whole_models(options: argparse.Namespace, folder: Path, hardware: str) -> in
 
 def publish(out: Path, table: Sequence[Row] | Sequence[whole_steps.Row], lines: Iterable[str]) -> int:
     """Write a table and print its summary; return the exit status, 1 if an optimizer failed."""
-    write_rows(out, table)
+    write_rows(out, table, "benchmarks.steps")
     for line in lines:
         print(line)
     print(f"Written: {out}")

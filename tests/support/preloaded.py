@@ -19,6 +19,6 @@ for _name in available():
 for _name in ("config", "experiment", "run", "tier", "workloads/autoencoder"):
     schema(_name)
 read_signatures()
-source_code.probe_fingerprint()
+source_code.probe_fingerprint("workflow.bench.probes.step_breakdown")
 provenance.collect(())
 gc.freeze()  # the commands share its memory longer

@@ -113,7 +113,7 @@ def check(folder: Path, plan: Plan, *, other_versions: bool = False) -> Accepted
         raise fault(folder, "has neither <experiment>.runs.csv nor probes; run make timing there")
     specs = read_specs(folder)
     runs = [row for file in tables for row in verify_experiment(file, specs, plan)]
-    measured = [row for file in probes for row in verify_probe(file, plan)]
+    measured = {file.stem: verify_probe(file, plan) for file in probes}
     differences = version_differences(runs, measured, plan)
     if differences and not other_versions:
         raise fault(folder, f"{'; '.join(differences)}; --other-versions accepts it")

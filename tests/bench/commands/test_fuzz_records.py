@@ -64,7 +64,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     for job in plan.jobs:
         write_csv(plan.csv_of(job), EVALUATION_COLUMNS, evaluation_rows(plan, job))
     (plan.results / "probes").mkdir()
-    probe = step_breakdown("test").assign(code_fingerprint=probe_fingerprint(), precision="float32")
+    probe = step_breakdown("test").assign(
+        code_fingerprint=probe_fingerprint("workflow.bench.probes.step_breakdown"), precision="float32"
+    )
     probe.to_csv(plan.results / "probes" / "step_breakdown.csv", index=False)
     aggregate.aggregate(plan, "one")
     shutil.copytree(plan.results, plan.results.with_name("whole"))

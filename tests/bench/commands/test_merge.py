@@ -47,7 +47,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "results" / NAME / "embedded"
     for part in ("probes", "tables", "figures"):
         (source / part).mkdir()
-    table = step_breakdown(NAME).assign(code_fingerprint=probe_fingerprint(), precision="float32")
+    table = step_breakdown(NAME).assign(
+        code_fingerprint=probe_fingerprint("workflow.bench.probes.step_breakdown"), precision="float32"
+    )
     table.to_csv(source / "probes" / "step_breakdown.csv", index=False)
     tables = ("hardware.csv", "hardware.md", "hardware.html", "claim_parts.csv")
     for file in (*(f"tables/{name}" for name in tables), "figures/fig16_hardware.pdf"):

@@ -37,7 +37,7 @@ def folder(tmp_path_factory) -> Path:
 
 def test_rows_are_written_with_their_provenance(folder, tmp_path):
     arguments = ["--out", str(tmp_path / "x.csv"), *experiments.options(folder)]
-    assert _command.run("x", lambda plan: [Row(plan.tier.threads)], arguments) == 0
+    assert _command.run("sizes", lambda plan: [Row(plan.tier.threads)], arguments) == 0
     table = pd.read_csv(tmp_path / "x.csv")
     assert list(table.columns) == ["number", "code_fingerprint", "git_commit"]
     assert table["number"].to_list() == [1]
@@ -48,7 +48,7 @@ def test_rows_are_written_with_their_provenance(folder, tmp_path):
 def test_bad_input_is_one_line(folder, tmp_path, capsys, monkeypatch, given, says):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = ["--out", str(tmp_path / "x.csv"), *experiments.options(folder), *given]
-    assert _command.run("x", lambda plan: [Row(0)], arguments) == 1
+    assert _command.run("sizes", lambda plan: [Row(0)], arguments) == 1
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
@@ -57,14 +57,14 @@ def test_bad_input_is_one_line(folder, tmp_path, capsys, monkeypatch, given, say
 
 def test_a_folder_to_write_to_is_refused_before_the_measurement(folder, tmp_path, capsys):
     arguments = ["--out", str(tmp_path), *experiments.options(folder)]
-    assert _command.run("x", lambda plan: pytest.fail("it measured"), arguments) == 1
+    assert _command.run("sizes", lambda plan: pytest.fail("it measured"), arguments) == 1
     assert capsys.readouterr().err == f'--out = "{tmp_path}": is a folder; give the name of a file\n'
 
 
 def test_a_probe_on_the_cpu_needs_no_gpu_at_any_tier(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = ["--out", str(tmp_path / "x.csv"), *experiments.options(folder), "--tier", "single_gpu"]
-    assert _command.run("x", lambda plan: [Row(0)], arguments, uses_gpu=False) == 0
+    assert _command.run("sizes", lambda plan: [Row(0)], arguments, uses_gpu=False) == 0
 
 
 def test_a_probe_of_optimizers_measures_its_own_or_those_named(folder, tmp_path, capsys):
@@ -75,13 +75,13 @@ def test_a_probe_of_optimizers_measures_its_own_or_those_named(folder, tmp_path,
         return [Row(0)]
 
     arguments = ["--out", str(tmp_path / "x.csv"), *experiments.options(folder)]
-    assert _command.run("x", measure, arguments, optimizers=("base", "mkor")) == 0
+    assert _command.run("sizes", measure, arguments, optimizers=("base", "mkor")) == 0
     named = [*arguments, "--optimizers", "soap", "mkor_windowed"]
-    assert _command.run("x", measure, named, optimizers=("base", "mkor")) == 0
+    assert _command.run("sizes", measure, named, optimizers=("base", "mkor")) == 0
     assert measured == [["base", "mkor"], ["soap", "mkor_windowed"]]
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == ["cost", "cost"]
-    assert _command.run("x", measure, [*arguments, "--optimizers", "mkro"], optimizers=("base",)) == 1
+    assert _command.run("sizes", measure, [*arguments, "--optimizers", "mkro"], optimizers=("base",)) == 1
     assert capsys.readouterr().err == "optimizer = 'mkro': unknown; did you mean 'mkor'?\n"
 
 

@@ -45,10 +45,8 @@ def edited(patch: pytest.MonkeyPatch, file: str) -> None:
 def copy(tmp_path: Path) -> Path:
     """A copy of the code that trains and measures."""
     root = tmp_path / "copy"
-    for folder in source_code._FOLDERS:
+    for folder in (*source_code._FOLDERS, "workflow/bench/probes", "workflow/bench/analysis"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (root / source_code._FITS).parent.mkdir()
-    shutil.copy(ROOT / source_code._FITS, root / source_code._FITS)
     return root
 
 
@@ -63,16 +61,23 @@ EDITS: dict[str, set[str]] = {
     "workflow/bench/probes/memory.py": set(),
     "workflow/bench/analysis/fits.py": set(),
 }
+OF_PROBES: dict[str, set[str]] = {
+    "workflow/bench/probes/memory.py": {"benchmarks.gpu"},
+    "workflow/bench/analysis/fits.py": {"workflow.bench.probes.iteration_time", "benchmarks.gpu"},
+}
+"""The probes and benchmarks whose fingerprints an edit changes; that of code which trains changes all."""
+MEASURING = ("workflow.bench.probes.cost_scaling", "workflow.bench.probes.iteration_time", "benchmarks.gpu")
 
 
 @pytest.mark.parametrize("file", EDITS)
 def test_an_edit_changes_the_fingerprints_of_the_runs_that_it_can_change(file: str, monkeypatch: pytest.MonkeyPatch):
-    """And that of the probes, which may measure every method and workload."""
-    before, of_probes = fingerprints(ROOT), probe_fingerprint()
+    """And those of the probes, which may measure every method and workload."""
+    before, of_probes = fingerprints(ROOT), {module: probe_fingerprint(module) for module in MEASURING}
     edited(monkeypatch, file)
     after = fingerprints(ROOT)
     assert {run for run in RUNS if after[run] != before[run]} == EDITS[file]
-    assert probe_fingerprint() != of_probes
+    changed = {module for module in MEASURING if probe_fingerprint(module) != of_probes[module]}
+    assert changed == OF_PROBES.get(file, set(MEASURING))
 
 
 def test_comments_docstrings_and_formatting_are_no_code(tmp_path: Path):
@@ -94,11 +99,11 @@ def test_comments_docstrings_and_formatting_are_no_code(tmp_path: Path):
 def test_fingerprints_are_the_same_wherever_the_repository_lies_and_those_of_the_code_that_was_loaded(copy: Path):
     for file in ("mkor_core/mkor.py", "baselines/rival.py"):
         assert fingerprints(copy) == fingerprints(ROOT)
-        assert probe_fingerprint(copy) == probe_fingerprint()
+        assert probe_fingerprint(MEASURING[0], copy) == probe_fingerprint(MEASURING[0])
         (copy / file).open("a").write("\nHALF = 1 / 2\n")  # a process goes on with the code that it loaded
     source_code._snapshot.cache_clear()
     assert fingerprints(copy) == fingerprints(ROOT)
-    assert probe_fingerprint(copy) != probe_fingerprint()
+    assert probe_fingerprint(MEASURING[0], copy) != probe_fingerprint(MEASURING[0])
 
 
 def test_a_run_depends_on_the_code_of_the_run_that_it_starts_from(monkeypatch: pytest.MonkeyPatch):

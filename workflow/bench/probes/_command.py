@@ -70,19 +70,25 @@ def run(
             raise ConfigError(f"tier = '{plan.tier.name}': its probes need a GPU, but PyTorch finds none")
         # All measurements of a tier have the same threads, whatever OMP_NUM_THREADS says here.
         torch.set_num_threads(plan.tier.threads)
-        write_rows(options.out, measure(plan, *labels), columns)
+        write_rows(options.out, measure(plan, *labels), f"{__package__}.{name}", columns)
         print_cost()
 
     return run_command(parser, work, arguments)
 
 
-def write_rows(out: Path, rows: Iterable[NamedTuple], columns: Sequence[str] = ()) -> None:
-    """Write rows of one type atomically, as a `table_of` them; ``columns`` are theirs, in case there is none."""
-    write_atomically(out, table_of(rows, columns).to_csv(index=False))
+def write_rows(out: Path, rows: Iterable[NamedTuple], module: str, columns: Sequence[str] = ()) -> None:
+    """Write rows of one type atomically, as a `table_of` them."""
+    write_atomically(out, table_of(rows, module, columns).to_csv(index=False))
 
 
-def table_of(rows: Iterable[NamedTuple], columns: Sequence[str] = ()) -> pd.DataFrame:
-    """Return rows of one type as a table, with the columns ``code_fingerprint`` and ``git_commit``."""
-    commit, _ = provenance.git_state()
-    table = pd.DataFrame(rows, columns=list(columns) or None)
-    return table.assign(code_fingerprint=probe_fingerprint(), git_commit=commit)
+def table_of(rows: Iterable[NamedTuple], module: str, columns: Sequence[str] = ()) -> pd.DataFrame:
+    """Return rows of one type as a table, with the columns ``code_fingerprint`` and ``git_commit``.
+
+    Args:
+        rows: measured while they are read, if they are a generator.
+        module: the dotted name of the module that measures them.
+        columns: theirs, in case there is no row.
+    """
+    # Before the first row is measured: a file edited meanwhile is not the one that measures.
+    code, (commit, _) = probe_fingerprint(module), provenance.git_state()
+    return pd.DataFrame(rows, columns=list(columns) or None).assign(code_fingerprint=code, git_commit=commit)

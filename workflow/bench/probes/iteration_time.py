@@ -42,7 +42,8 @@ OPTIMIZERS: Final = ("kaisa", "mkor", "mkor_released")
 """Labels to time in addition to those of the experiments."""
 WIDE: Final = (512, 256, 16, 256, 512)
 """Hidden layers of the wide autoencoder."""
-REPEATS: Final = 4
+REPEATS: Final[Mapping[str, int]] = {"cpu": 12, "cuda": 4}
+"""By device: a virtual machine's cores change their speed by half from second to second, a GPU does not."""
 CYCLE: Final = 10
 """The longest period whose whole cycle is timed; KAISA's factor_update_period, if it has one, must divide it."""
 LONG_PERIODS: Final = (100, 1000)
@@ -138,7 +139,7 @@ def sweep_of(model: ProbeModel, label: str, jobs: Mapping[str, Job]) -> PeriodSw
     return PeriodSweep(model, label, method, by_period)
 
 
-def rows(chosen: Sequence[PeriodSweep], device: str, hardware: str, repeats: int = REPEATS) -> Iterator[Row]:
+def rows(chosen: Sequence[PeriodSweep], device: str, hardware: str, repeats: int) -> Iterator[Row]:
     """Yield all repeats. In each, every optimizer has its turn at every period, so that drift affects all equally."""
 
     def of_group(group: Sequence[PeriodSweep]) -> Iterator[Row]:
@@ -193,7 +194,7 @@ def summaries(
 
 def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS) -> Iterator[Row]:
     """Yield all rows of a plan's tier."""
-    return rows(sweeps(plan, labels), plan.tier.device, plan.hardware)
+    return rows(sweeps(plan, labels), plan.tier.device, plan.hardware, REPEATS[plan.tier.device])
 
 
 if __name__ == "__main__":

@@ -142,23 +142,24 @@ def verify_probe(file: Path, plan: Plan) -> Rows:
     return rows
 
 
-def version_differences(runs: Rows, probes: Rows, plan: Plan) -> list[str]:
+def version_differences(runs: Rows, probes: Mapping[str, Rows], plan: Plan) -> list[str]:
     """Describe how the versions of PyTorch and of the code differ from those here; empty if they do not.
 
-    PyTorch's build (CPU or CUDA) does not matter.
+    probes: the rows of each probe, by its name. PyTorch's build (CPU or CUDA) does not matter.
     """
     differences = []
     torch_here = package_versions().get("torch", "none").partition("+")[0]
     if torch := {row["torch"].partition("+")[0] for row in runs if row["torch"]} - {torch_here}:
         differences.append(f"made with torch {', '.join(sorted(torch))}, {torch_here} here")
     codes = [(row["code_fingerprint"], code_fingerprint(plan.runs[row["run"]].lineage)) for row in runs]
-    # Probes depend on the code of all methods, and have no lineage.
-    codes += [(row["code_fingerprint"], probe_fingerprint()) for row in probes]
+    for name, rows in probes.items():
+        here = probe_fingerprint(f"workflow.bench.probes.{name}")
+        codes += [(row["code_fingerprint"], here) for row in rows]
     recorded = [(theirs, ours) for theirs, ours in codes if theirs]
     if other := [(theirs, ours) for theirs, ours in recorded if theirs != ours]:
         theirs, ours = min(other)
-        rows = f"{len(other)} of {len(recorded)} rows of runs and probes"
-        differences.append(f"{rows} made by other code, such as {theirs}, {ours} here")
+        share = f"{len(other)} of {len(recorded)} rows of runs and probes"
+        differences.append(f"{share} made by other code, such as {theirs}, {ours} here")
     return differences
 
 

@@ -17,12 +17,12 @@ from workflow.bench.support.config import ROOT
 
 _CORE, _METHODS = "mkor_core", "baselines"
 _DATA, _WORKLOADS = "workflow/bench/data", "workflow/bench/workloads"
-_TRAINING, _PROBES = "workflow/bench/training", "workflow/bench/probes"
-_FOLDERS: Final = (_CORE, _METHODS, _DATA, _WORKLOADS, _TRAINING, _PROBES)
-"""Folders whose code trains and measures. A probe's rows depend on all of them, a run on a part."""
+_TRAINING = "workflow/bench/training"
+_FOLDERS: Final = (_CORE, _METHODS, _DATA, _WORKLOADS, _TRAINING)
+"""Folders whose code trains. A run depends on a part of them; a probe, which may measure any method, on all."""
 
-_FITS: Final = "workflow/bench/analysis/fits.py"
-"""The mean of a cycle, by which some probes' rows are computed."""
+_MEASURING: Final = ("workflow/bench/probes", "workflow/bench/analysis/fits.py", "benchmarks")
+"""What measures. A probe's rows depend on its module and what that imports of these."""
 
 
 def code_fingerprint(specs: Iterable[Mapping[str, Any]], root: Path = ROOT) -> str:
@@ -33,9 +33,11 @@ def code_fingerprint(specs: Iterable[Mapping[str, Any]], root: Path = ROOT) -> s
     return _hashed(run_files(specs, root), root)
 
 
-def probe_fingerprint(root: Path = ROOT) -> str:
-    """Return a hash of the code that the probes' numbers depend on. A probe may measure any method and workload."""
-    return _hashed(_snapshot(root), root)
+def probe_fingerprint(module: str, root: Path = ROOT) -> str:
+    """Return a hash of the code that the rows of a probe or a benchmark depend on; ``module``: its dotted name."""
+    file = located(module, root)
+    assert file is not None, module
+    return _hashed([*_snapshot(root), *reachable([file], _MEASURING, root)], root)
 
 
 def is_current(summary: Mapping[str, Any], specs: Iterable[Mapping[str, Any]]) -> bool:
@@ -83,12 +85,12 @@ def _hashed(files: Iterable[Path], root: Path) -> str:
 
 @cache
 def _snapshot(root: Path) -> tuple[Path, ...]:
-    """Return all files of `_FOLDERS`, and `_FITS`, read at the first call.
+    """Return all files of `_FOLDERS`, read at the first call.
 
     Later edits must not enter a process's fingerprints, because it keeps running the code that it loaded.
     """
     # Sorted: the order of a folder's files differs between file systems.
-    files = tuple(sorted([*(file for folder in _FOLDERS for file in (root / folder).rglob("*.py")), root / _FITS]))
+    files = tuple(sorted(file for folder in _FOLDERS for file in (root / folder).rglob("*.py")))
     for file in files:
         _syntax(file)
     return files
@@ -99,7 +101,7 @@ def reachable(
 ) -> list[Path]:
     """Return ``files`` and the project's files that they import, directly or not, sorted.
 
-    within: the folders, relative to ``root``, whose files are followed; imports of anything else are left out.
+    within: the folders and files, relative to ``root``, that are followed; imports of anything else are left out.
     stop_at: files that are left out with everything that they import.
     """
     folders = [root / folder for folder in within]
