@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -12,12 +13,11 @@ from hypothesis import strategies as st
 
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import (
-    Speedup,
+    TargetRatio,
     budgets,
     by_configuration,
     estimate_times,
     reaching,
-    speedup,
     target_ratio,
     to_target,
     too_short,
@@ -102,18 +102,29 @@ def test_reaching_a_target_keeps_the_censored_runs_in(took, value, low, high, re
     assert (summary.reached, summary.censored, summary.took.n) == (reached, len(took) - reached, len(took))
 
 
-def test_a_speedup_over_runs_that_never_get_there():
+def taking(took: Mapping[int, float], studies: Mapping[int, float] | None = None, budget: int = 10**9) -> pd.DataFrame:
+    """A label's runs that need these iterations to the target."""
+    steps = [math.nan if math.isinf(value) else value for value in took.values()]
+    rows = pd.DataFrame({"seed": [*took], "crossing_step": steps, "steps_done": budget})
+    rows["study"] = [(studies or {}).get(seed, math.nan) for seed in took]
+    rows["hyperparameters"] = pd.Series([{} for _ in took], rows.index, object)
+    shared = {"experiment": "one", "workload": "autoencoder", "optimizer": "sgd", "switch_step": None}
+    return rows.assign(status="finished", **shared)
+
+
+def test_a_ratio_to_runs_that_never_get_there():
     assert reaching({}) is None
-    assert speedup({}, {0: 1.0}) == Speedup(None, 0)
-    assert speedup({0: 0.0, 1: INF, 2: 4.0}, {0: 0.0, 1: INF, 2: 2.0}).undecided == 2
+    assert target_ratio(taking({}), taking({0: 1.0})) is None
+    assert target_ratio(taking({1: 1.0}), taking({0: 1.0})) == TargetRatio(None, 0, 0, 0)
+    assert target_ratio(taking({0: 0.0, 1: INF, 2: 4.0}), taking({0: 0.0, 1: INF, 2: 2.0})).undecided == 2
     reference = {0: 10.0, 1: INF, 2: INF, 3: INF, 4: 12.0, 5: 14.0, 6: 16.0, 7: 18.0}
     contender = dict.fromkeys(range(8), 10.0) | {2: INF}
-    result = speedup(reference, contender)
-    assert result.undecided == 1  # seed 2, on which neither got there
+    result = target_ratio(taking(reference), taking(contender))
+    assert (result.undecided, result.seeds) == (1, 8)  # seed 2, on which neither got there
     assert result.ratio.n == 7
     assert result.ratio.value == 1.6
     assert result.ratio.high == INF  # seeds 1 and 3, on which the reference alone did not
-    assert speedup({0: INF, 1: INF}, {0: INF, 1: INF}) == Speedup(None, 2)
+    assert target_ratio(taking({0: INF, 1: INF}), taking({0: INF, 1: INF})) == TargetRatio(None, 0, 2, 2)
 
 
 def test_a_run_that_ended_before_the_other_was_there_is_too_short_to_tell():
@@ -132,7 +143,7 @@ def test_a_run_that_ended_before_the_other_was_there_is_too_short_to_tell():
 @given(st.dictionaries(st.integers(0, 9), st.one_of(st.floats(1, 1e6), st.just(INF)), min_size=1, max_size=10))
 def test_nobody_is_faster_than_himself(took):
     """Truth: the ratio of a value to itself; censored on both sides, it says nothing."""
-    result = speedup(took, took)
+    result = target_ratio(taking(took), taking(took))
     finite = sum(map(math.isfinite, took.values()))
     assert result.undecided == len(took) - finite
     if finite:
@@ -163,10 +174,10 @@ def test_intervals_are_those_of_the_tuning_studies_where_there_are_several():
     # Of fewer than six studies the median has no interval, and is that of the runs.
     assert (missed.took.value, missed.censored, missed.took.interval_method) == (32, 1, "none")
     reference = {seed: 2 * steps for seed, steps in took.items()}
-    assert speedup(reference, took, studies).ratio.n == 4
-    assert speedup(reference, took, studies).ratio.value == pytest.approx(2)
+    ratio = target_ratio(taking(reference, studies), taking(took, studies)).ratio
+    assert (ratio.value, ratio.n) == (pytest.approx(2), 4)
     # A study in which each side misses the target once favors neither.
-    undecided = speedup(reference | {1: INF}, took | {5: INF}, studies)
+    undecided = target_ratio(taking(reference | {1: INF}, studies), taking(took | {5: INF}, studies))
     assert undecided.ratio.n == 3
 
 
@@ -192,15 +203,10 @@ def test_a_run_that_diverged_did_not_reach_its_target():
 
 def test_the_ratio_of_two_labels_is_over_studies_and_none_where_a_run_is_too_short():
     """Truth: two studies of two seeds, at half of the steps; without step times there is no ratio of seconds."""
-    steps = np.array([20.0, 22.0, 40.0, 44.0])
-    shared = {"seed": range(4), "study": [0.0, 0.0, 1.0, 1.0], "status": "finished", "steps_done": 100}
-    theirs = pd.DataFrame(shared | {"crossing_step": steps, "crossing_seconds": steps, "train_seconds": 100.0})
-    theirs["hyperparameters"] = [{}] * 4
-    theirs = theirs.assign(experiment="one", workload="autoencoder", optimizer="sgd", switch_step=None)
-    ours, times = theirs.assign(crossing_step=steps / 2, optimizer="mkor"), StepTimes(pd.DataFrame())
-    found = target_ratio(ours, theirs, "steps", times)
-    assert found is not None
+    steps, studies = dict(enumerate([20.0, 22.0, 40.0, 44.0])), {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0}
+    theirs = taking(steps, studies)
+    ours = taking({seed: took / 2 for seed, took in steps.items()}, studies).assign(optimizer="mkor")
+    found = target_ratio(ours, theirs).ratio
     assert (found.value, found.n) == (pytest.approx(0.5), 2)
-    assert target_ratio(ours, theirs, "seconds", times) is None
-    assert target_ratio(ours, theirs.iloc[:0], "steps", times) is None
-    assert target_ratio(ours, theirs.assign(crossing_step=np.nan, steps_done=5), "steps", times) is None
+    assert target_ratio(ours, theirs, StepTimes(pd.DataFrame())) is None
+    assert target_ratio(ours, taking(dict.fromkeys(steps, INF), studies, budget=5)) == TargetRatio(None, 4, 0, 4)

@@ -22,7 +22,7 @@ from workflow.bench.analysis.estimates import (
     study_means,
     with_median_of,
 )
-from workflow.bench.analysis.step_times import StepTimes, Training, period_of, time_ratio
+from workflow.bench.analysis.step_times import StepTimes, Training, mean_seconds, period_of, time_ratio
 from workflow.bench.analysis.wording import number
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import ENDED
@@ -203,43 +203,44 @@ def reaching(took: Mapping[int, float], studies: Mapping[int, float] | None = No
     return Reaching(found, int(np.isfinite(times).sum()), len(took), tuple(times.tolist()))
 
 
-def target_ratio(above: pd.DataFrame, below: pd.DataFrame, quantity: Quantity, times: StepTimes) -> Estimate | None:
-    """Estimate one label's iterations or seconds to the target over another's, from rows of ``<experiment>.runs.csv``.
+@dataclass(frozen=True)
+class TargetRatio:
+    """One label's iterations or seconds to the target over another's, over the seeds that both have."""
 
-    Paired by seed, with an interval over tuning studies; seconds are those of the step times. None without a pair,
-    where the step times cannot be compared, or where a run is `too_short`.
+    ratio: Estimate | None
+    """Below 1 if the label was faster. A pair with one censored run is infinite or 0. None without a pair, or where a
+    run was `too_short`: a ratio without its seed would favor the side that did not reach the target."""
+    short: int
+    """Seeds with a run that was `too_short`."""
+    undecided: int
+    """Seeds, left out of the ratio, in which neither run reached the target or both did before the first step."""
+    seeds: int
+
+
+def target_ratio(above: pd.DataFrame, below: pd.DataFrame, times: StepTimes | None = None) -> TargetRatio | None:
+    """Compare two labels' iterations to the target or, with step times, their seconds.
+
+    The ratio is paired by seed, with an interval over tuning studies. None where a label has no rows, or where the step
+    times cannot be compared.
+
+    Args:
+        above: a label's rows of ``<experiment>.runs.csv``.
+        below: those of the other label.
+        times: the step times.
     """
     if above.empty or below.empty:
         return None
-    ours, theirs = to_target(above, quantity), to_target(below, quantity)
-    if too_short(ours, theirs, budgets(above, quantity)) or too_short(theirs, ours, budgets(below, quantity)):
-        return None
-    studies = studies_of(above, below)
-    if quantity == "steps":
-        return paired_ratio(ours, theirs, studies)
     trainings = [Training.of(runs, to_target(runs, "steps")) for runs in (above, below)]
-    if times.problem(*trainings[0].labels, *trainings[1].labels):
+    if times and times.problem(*trainings[0].labels, *trainings[1].labels):
         return None
-    return time_ratio(times, trainings[0], trainings[1], studies)
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """A reference's time to the target over a contender's, over the seeds that both have."""
-
-    ratio: Estimate | None
-    """Above 1 if the contender was faster. A pair with one censored run is infinite or 0. None without a pair."""
-    undecided: int
-    """Seeds, left out of the ratio, in which neither run reached the target or both did before the first step."""
-
-
-def speedup(
-    reference: Mapping[int, float], contender: Mapping[int, float], studies: Mapping[int, float] | None = None
-) -> Speedup:
-    """Compare the times of `to_target` of two labels, paired by seed; studies: see `paired_ratio`.
-
-    The caller leaves out labels with runs that are `too_short`, because their infinite times are no evidence.
-    """
-    a, b = shared_seeds(reference, contender)
-    is_undecided = (a == b) & (np.isinf(a) | (a == 0))
-    return Speedup(paired_ratio(reference, contender, studies), int(is_undecided.sum()))
+    spent = [training.taking(budgets(runs)) for training, runs in zip(trainings, (above, below), strict=True)]
+    ours, theirs, our_budget, their_budget = (
+        mean_seconds(times, one) if times else one.steps for one in (*trainings, *spent)
+    )
+    short = len(too_short(ours, theirs, our_budget)) + len(too_short(theirs, ours, their_budget))
+    a, b = shared_seeds(ours, theirs)
+    undecided = int(((a == b) & (np.isinf(a) | (a == 0))).sum())
+    ratio, studies = None, studies_of(above, below)
+    if not short:
+        ratio = time_ratio(times, trainings[0], trainings[1], studies) if times else paired_ratio(ours, theirs, studies)
+    return TargetRatio(ratio, short, undecided, len(a))

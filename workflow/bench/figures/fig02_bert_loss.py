@@ -126,9 +126,9 @@ def _message(runs: pd.DataFrame, losses: pd.DataFrame, times: StepTimes | None) 
     beside = f"ends at a loss {abs(change):.1f} % {'below' if change < 0 else 'above'} {name}'s"
     title = f"{styles.data_title(runs)}: MKOR {beside if math.isfinite(change) else 'diverges in most runs'}"
     ours, theirs = (runs[runs["optimizer"] == label] for label in ("mkor", base))
-    ratio = target_ratio(ours, theirs, "seconds", times) if times else None
-    finite = ratio is not None and 0 < ratio.value < math.inf
-    if ratio is None or not finite:
+    compared = target_ratio(ours, theirs, times) if times else None
+    ratio = compared.ratio if compared else None
+    if ratio is None or not 0 < ratio.value < math.inf:
         return title
     return f"{title} and takes {ratio.value:.2f} times {name}'s time to the target{forest.undecided(ratio)}"
 

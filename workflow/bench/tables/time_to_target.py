@@ -12,17 +12,15 @@ import pandas as pd
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.estimates import studies_of
 from workflow.bench.analysis.final_quality import break_even
-from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes, Training, mean_seconds, time_ratio
+from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes, Training, mean_seconds
 from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, TargetSweep, common_base, target_sweep
 from workflow.bench.analysis.time_to_target import (
     Configuration,
-    budgets,
     by_configuration,
     rate_of,
     reaching,
-    speedup,
+    target_ratio,
     to_target,
-    too_short,
     varied,
 )
 from workflow.bench.analysis.wording import estimated, number
@@ -72,20 +70,12 @@ def _faster(runs: pd.DataFrame, reference: pd.DataFrame | None, times: StepTimes
     """
     if reference is None or reference is runs:
         return ""
-    trainings = [Training.of(rows, to_target(rows, "steps")) for rows in (reference, runs)]
-    if times is not None and times.problem(*trainings[0].labels, *trainings[1].labels):
+    compared = target_ratio(reference, runs, times)
+    if compared is None:
         return NOT_TESTED
-    spent = [training.taking(budgets(rows)) for training, rows in zip(trainings, (reference, runs), strict=True)]
-    theirs, ours, their_budget, our_budget = (
-        one.steps if times is None else mean_seconds(times, one) for one in (*trainings, *spent)
-    )
-    # A ratio without these seeds would favor the side that did not reach the target, so no ratio is given.
-    if short := [*too_short(theirs, ours, their_budget), *too_short(ours, theirs, our_budget)]:
-        return f"{len(short)} of {len(theirs.keys() & ours.keys())} too short to tell"
-    studies = studies_of(runs, reference)
-    compared = speedup(theirs, ours, studies)
-    ratio = compared.ratio if times is None else time_ratio(times, trainings[0], trainings[1], studies)
-    text = estimated(ratio).replace(number(math.inf), "∞")
+    if compared.short:
+        return f"{compared.short} of {compared.seeds} too short to tell"
+    text = estimated(compared.ratio).replace(number(math.inf), "∞")
     undecided = f"{compared.undecided} undecided" if compared.undecided else ""
     return "; ".join(filter(None, [text, undecided]))
 
