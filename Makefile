@@ -53,10 +53,10 @@ reproduce: $(INSTALLED) ## train, measure, and make every figure, table and clai
 	PYTHONPATH=workflow/plugins $(BIN)/snakemake --cores $(call quoted,$(value CORES)) --logger progress
 	@echo "Figures are in figures/, everything else in results/. Report: $$(ls -t results/*/*/report.html | head -n 1)"
 
-evidence: $(INSTALLED) ## train longer and on more seeds, to decide the claims; about 7 core-hours, resumable
+evidence: $(INSTALLED) ## train longer and on more seeds, to decide the claims; about 10 core-hours, resumable
 	$(BIN)/python -m workflow.bench.evidence --cores $(call quoted,$(value CORES))
 
-field: $(INSTALLED) ## compare every optimizer, equally tuned, on four workloads; about 2.2 core-hours, resumable
+field: $(INSTALLED) ## compare every optimizer, equally tuned, in eight experiments; about 2.2 core-hours, resumable
 	$(BIN)/python -m workflow.bench.adopt --tier field
 	PYTHONPATH=workflow/plugins $(BIN)/snakemake --cores $(call quoted,$(value CORES)) --config tier=field --logger progress
 
