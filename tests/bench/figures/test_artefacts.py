@@ -406,10 +406,12 @@ def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
     is_kaisa, losses = trained.metrics["optimizer"] == "kaisa", trained.metrics["value"]
     metrics = trained.metrics.assign(value=losses.mask(is_kaisa, losses.clip(lower=7.0)))
     root.mkdir(parents=True)
-    write_rows(root / "autoencoder_lamb.csv", EVALUATION_COLUMNS, metrics)
-    write_rows(root / "autoencoder_lamb.runs.csv", RUN_COLUMNS, trained.runs.assign(hyperparameters=given))
-    (upper,) = figure_of("fig20_steps_appendix", Results(root)).axes
-    (lower,) = figure_of("fig20_profiles_appendix", Results(root)).axes
+    for name in ("autoencoder_lamb", "update_rules"):  # the same runs, which stand in two experiments
+        write_rows(root / f"{name}.csv", EVALUATION_COLUMNS, metrics.assign(experiment=name))
+        runs = trained.runs.assign(hyperparameters=given, experiment=name)
+        write_rows(root / f"{name}.runs.csv", RUN_COLUMNS, runs)
+    (upper, _) = figure_of("fig20_steps_appendix", Results(root)).axes
+    (lower, _) = figure_of("fig20_profiles_appendix", Results(root)).axes
     for label, steps in (("mkor", 150), ("lamb", 300)):
         assert ys(lines_of(upper, label)[-1]) == pytest.approx([steps * share for share in SHARES])
     mkor, kaisa = (ys(lines_of(lower, label)[-1]) for label in ("mkor", "kaisa"))
@@ -418,6 +420,7 @@ def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
     figure = figure_of("fig20_target_sweep", Results(root))
     (middle,) = lines_of(figure.axes[0], "mkor")
     assert ys(middle) == pytest.approx([0.5] * 8)
+    assert sum(line.get_color() == "#AAAAAA" for line in figure.axes[0].lines) == 1
     assert title_of(figure) == "To the base's quality at 100 % of its run MKOR takes 0.50 times its iterations"
 
 
@@ -492,6 +495,13 @@ def test_a_table_is_written_as_csv_markdown_and_html_and_names_its_sources(name,
         assert [section.partition("\n")[0] for section in below] == list(frame["id"])
     else:
         assert below == []
+
+
+@pytest.mark.parametrize(
+    ("ordered", "said"), [(["0.5"], "0.5"), (["0.5", "0.5"], "0.5"), (["0.1", "0.3", "0.5"], "0.1 to 0.5")]
+)
+def test_numbers_are_told_by_the_first_and_the_last(ordered, said):
+    assert _page.span(ordered) == said
 
 
 @pytest.mark.parametrize(
