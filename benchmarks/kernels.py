@@ -284,7 +284,9 @@ def _type(value: Any) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print and write what is found; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("kernels.csv"), help="the table to write (kernels.csv)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/kernels.csv"), help="the table to write (results/kernels.csv)"
+    )
     parser.add_argument("--check", action="store_true", help="fail if a kernel spills or has too many registers")
     parser.add_argument("--counts-only", action="store_true", help="count launches and bytes, and compile nothing")
     parser.add_argument("--page", type=Path, help="the page to write the counts into, such as docs/performance.md")
