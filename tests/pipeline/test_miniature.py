@@ -53,11 +53,10 @@ def test_every_run_finished_and_stands_in_its_experiment_s_table(finished):
     assert set(statuses.values()) == {"finished"}
 
 
-def test_the_probes_measured_what_the_experiments_train(finished):
-    times = rows(finished / RESULTS / "probes" / "iteration_time.csv")
-    assert {row["workload"] for row in times} == {"autoencoder", "wide_autoencoder", "bert"}
-    assert {row["hardware"] for row in times} == {"test"}
+def test_the_probes_without_made_up_rows_have_measured(finished):
     assert {row["check"] for row in rows(finished / RESULTS / "probes" / "numerics.csv")} == {"C20", "C21", "C23"}
+    trained = {file.name.partition(".")[0] for file in (finished / RESULTS).glob("*.runs.csv")}
+    assert {row["experiment"] for row in rows(finished / RESULTS / "probes" / "sizes.csv")} >= trained
 
 
 def test_claims_are_decided_where_these_runs_can_decide_them(finished):
@@ -65,7 +64,5 @@ def test_claims_are_decided_where_these_runs_can_decide_them(finished):
     claims = {row["id"]: row for row in rows(finished / RESULTS / "tables" / "claims.csv")}
     assert list(claims) == [row["id"] for row in rows(ROOT / "workflow" / "paper" / "claims.csv")]
     decided = {claim for claim, row in claims.items() if row["verdict"] != "not tested"}
-    assert decided >= {"C09", "C20", "C21", "C23"}
+    assert decided >= {"C08", "C09", "C20", "C21", "C23"}
     assert claims["C21"]["verdict"] == "refuted"
-    # Other tests may run beside this one.
-    assert "C08" in decided or claims["C08"]["why"].startswith("The machine was busy: ")

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from tests.support import synthetic_claims, synthetic_probes, synthetic_tables
+from tests.support import synthetic, synthetic_claims, synthetic_probes, synthetic_tables
 from tests.support.experiments import load, make_folder
 from tests.support.fork_server import commands_fork, snakemake
 from tests.support.shared import folder_of_run
@@ -26,6 +26,7 @@ MADE_UP = {
     "cost_scaling": synthetic_probes.cost_scaling,
     "factors": synthetic_probes.factors,
     "half_precision": synthetic_claims.half_precision,
+    "iteration_time": synthetic.iteration_times,
     "memory": synthetic_tables.memory,
     "projection": synthetic_probes.projection,
     "rank1_error": synthetic_probes.rank1_error,
