@@ -71,8 +71,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         _draw_accuracies(upper, drawn, x, scale, goals)
         of_label = {label: aimed[aimed["optimizer"] == label] for label in labels}
         took = {label: to_target(rows, quantity) for label, rows in of_label.items()}
-        by = times if quantity == "seconds" else None
-        found = {label: target_ratio(rows, of_label[base], by) for label, rows in of_label.items()}
+        step_times = times if quantity == "seconds" else None
+        found = {label: target_ratio(rows, of_label[base], step_times) for label, rows in of_label.items()}
         compared = {label: one.ratio if one else None for label, one in found.items()}
         ratios.append(_draw_ratios(lower, took, compared, base, by_name[in_paper]))
         upper.set_xlabel(name)
