@@ -22,6 +22,7 @@ from workflow.bench.analysis.step_times import (
     aa_exclusions,
     mean_seconds,
     most_exclusions,
+    steps_or_seconds,
     time_ratio,
     timed,
 )
@@ -157,6 +158,13 @@ def test_a_time_ratio_is_steps_times_milliseconds():
     ratio = time_ratio(times, training(LAMB, 100, 200, 150), training(MKOR, 50, 100, 75))
     assert (ratio.value, ratio.low, ratio.high, ratio.n) == pytest.approx((3.0, 3.0, 3.0, 3))
     assert mean_seconds(times, training(MKOR, 50, INF)) == pytest.approx({0: 1.5, 1: INF})
+    assert steps_or_seconds(times, training(MKOR, 50, INF)) == mean_seconds(times, training(MKOR, 50, INF))
+
+
+def test_without_step_times_steps_are_compared():
+    assert steps_or_seconds(None, training(MKOR, 50, INF)) == {0: 50, 1: INF}
+    ratio = time_ratio(None, training(LAMB, 100, 200, 150), training(MKOR, 50, 100, 75))
+    assert (ratio.value, ratio.low, ratio.high, ratio.n) == pytest.approx((2.0, 2.0, 2.0, 3))
 
 
 def test_runs_that_miss_the_target_count_as_before():

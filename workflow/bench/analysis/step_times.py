@@ -285,16 +285,25 @@ def mean_seconds(times: StepTimes, training: Training) -> dict[int, float]:
     return dict(zip(seeds, seconds.mean(axis=1).tolist(), strict=True))
 
 
+def steps_or_seconds(times: StepTimes | None, training: Training) -> Mapping[int, float]:
+    """Return the seconds of a training by seed or, without step times, its steps."""
+    return mean_seconds(times, training) if times else training.steps
+
+
 def time_ratio(
-    times: StepTimes, above: Training, below: Training, studies: Mapping[int, float] | None = None
+    times: StepTimes | None, above: Training, below: Training, studies: Mapping[int, float] | None = None
 ) -> Estimate | None:
     """Estimate the ratio of two labels' training times, paired by seed and by block of rounds; None without a pair.
+
+    Without step times it is the ratio of their steps.
 
     The interval holds the variance over seeds and that of the step times. Censored runs count as in `paired_ratio`;
     the bounds of its interval are then widened by the interval of the ratio of the step times.
 
     studies: the tuning study of each seed; intervals then are those of the means of several studies.
     """
+    if times is None:
+        return paired_ratio(above.steps, below.steps, studies)
     pairs = {seed: (above.steps[seed], below.steps[seed]) for seed in above.steps.keys() & below.steps.keys()}
     # Whether the target was met before the first step by both, or by neither at all, says nothing of their times.
     seeds = sorted(seed for seed, (a, b) in pairs.items() if a != b or 0 < a < math.inf)

@@ -16,13 +16,12 @@ from workflow.bench.analysis.estimates import (
     estimate,
     mean_ratio,
     median_minimum,
-    paired_ratio,
     shared_seeds,
     studies_of,
     study_means,
     with_median_of,
 )
-from workflow.bench.analysis.step_times import StepTimes, Training, mean_seconds, period_of, time_ratio
+from workflow.bench.analysis.step_times import StepTimes, Training, period_of, steps_or_seconds, time_ratio
 from workflow.bench.analysis.wording import number
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import ENDED
@@ -234,13 +233,9 @@ def target_ratio(above: pd.DataFrame, below: pd.DataFrame, times: StepTimes | No
     if times and times.problem(*trainings[0].labels, *trainings[1].labels):
         return None
     spent = [training.taking(budgets(runs)) for training, runs in zip(trainings, (above, below), strict=True)]
-    ours, theirs, our_budget, their_budget = (
-        mean_seconds(times, one) if times else one.steps for one in (*trainings, *spent)
-    )
+    ours, theirs, our_budget, their_budget = (steps_or_seconds(times, training) for training in (*trainings, *spent))
     short = len(too_short(ours, theirs, our_budget)) + len(too_short(theirs, ours, their_budget))
     a, b = shared_seeds(ours, theirs)
     undecided = int(((a == b) & (np.isinf(a) | (a == 0))).sum())
-    ratio, studies = None, studies_of(above, below)
-    if not short:
-        ratio = time_ratio(times, trainings[0], trainings[1], studies) if times else paired_ratio(ours, theirs, studies)
+    ratio = None if short else time_ratio(times, trainings[0], trainings[1], studies_of(above, below))
     return TargetRatio(ratio, short, undecided, len(a))

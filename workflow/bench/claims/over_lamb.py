@@ -15,10 +15,10 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.estimates import paired_difference, paired_ratio, studies_of
+from workflow.bench.analysis.estimates import paired_difference, studies_of
 from workflow.bench.analysis.final_quality import Views, final_limit
 from workflow.bench.analysis.horizons import horizon_sweep
-from workflow.bench.analysis.step_times import StepTimes, Training, mean_seconds, time_ratio
+from workflow.bench.analysis.step_times import StepTimes, Training, steps_or_seconds, time_ratio
 from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, SweptRatio, TargetSweep, percent
 from workflow.bench.analysis.time_to_target import budgets, of_any_length, too_short
 from workflow.bench.analysis.wording import capital, integer_ranges, number
@@ -229,9 +229,9 @@ def _in_full(evidence: Evidence, times: StepTimes | None, above: str, below: str
     trainings = {label: Training.of(rows, steps[label]) for label, rows in runs.items()}
     if times and (problem := untimed(times, *trainings.values())):
         return _untested(name, problem)
-    took = {label: _measured(training, times) for label, training in trainings.items()}
-    spent = {label: _measured(one.taking(budgets(runs[label])), times) for label, one in trainings.items()}
-    ratio = time_ratio(times, trainings[above], trainings[below]) if times else paired_ratio(*took.values())
+    took = {label: steps_or_seconds(times, training) for label, training in trainings.items()}
+    spent = {label: steps_or_seconds(times, one.taking(budgets(runs[label]))) for label, one in trainings.items()}
+    ratio = time_ratio(times, trainings[above], trainings[below])
     ended_early = " ".join(
         f"{label} ended before {rival} reached the target, with seed {integer_ranges(seeds)}."
         for label, rival in ((above, below), (below, above))
@@ -263,11 +263,6 @@ def _in_full(evidence: Evidence, times: StepTimes | None, above: str, below: str
         + from_runs("bert_squad.runs.csv", fine_tuned)
         + (times_of("bert_pretraining", above, below) if times else NO_SOURCES),
     )
-
-
-def _measured(training: Training, times: StepTimes | None) -> Mapping[int, float]:
-    """Return the seconds of a training by seed or, without times, its steps."""
-    return mean_seconds(times, training) if times else training.steps
 
 
 def _only_length(label: str, runs: pd.DataFrame) -> str:
