@@ -15,6 +15,7 @@ from workflow.bench.claims.decision import (
     interval_of,
     mkor_of,
     not_tested,
+    parse_margin,
     position,
     statistics_used,
 )
@@ -40,6 +41,12 @@ DIVERGED = estimate([-math.inf, *[1.0] * 5])
 )
 def test_an_estimates_place_beside_its_threshold(of: Estimate, text: str):
     assert position(of, ABOVE_ONE) == text
+
+
+def test_a_claim_of_no_worse_is_placed_beside_its_margin():
+    no_worse = Condition("", ">=", 0.0, parse_margin("0.5"))
+    assert position(estimate([-0.4, -0.4]), no_worse) == "is >= -0.5 in its whole interval"
+    assert position(estimate([-1.0, -0.5, 0.0]), no_worse) == "has -0.5 inside its interval"
 
 
 @pytest.mark.parametrize(

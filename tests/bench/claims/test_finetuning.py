@@ -95,6 +95,14 @@ def test_an_open_verdict_says_how_many_seeds_would_show_the_published_difference
     assert "published" not in decide_glue_average(glue, conditions("C04"), "mkor").why
 
 
+def test_an_open_verdict_says_that_its_interval_excludes_the_published_difference():
+    """Truth: the t interval of 0 and .04 ends at .02 + 12.71 * .02, at .274."""
+    metrics, runs = fine_tuned("bert_glue", {"lamb": [0.5, 0.5], "mkor": [0.5, 0.54]})
+    glue = Trained("bert_glue", runs, metrics)
+    for published, end in ((0.28, "0 inside its interval and the published 0.28 outside."), (0.27, "seeds, of 2.")):
+        assert decide_glue_average(glue, conditions("C04"), "mkor", published).why.endswith(end)
+
+
 def test_the_seeds_of_a_study_of_pretraining_are_one_unit():
     """Truth: by study the differences are 0.05 and -0.03; by seed, as if independent, MKOR would be better."""
     scores = {"lamb": [0.7] * 8, "mkor": [0.75, 0.67, 0.75, 0.75, 0.75, 0.75, 0.75, 0.75]}

@@ -323,7 +323,9 @@ def position(estimate: Estimate, condition: Condition) -> str:
     """Return a predicate that places an estimate relative to its threshold, the reason for the verdict."""
     if not estimate.has_interval:
         return "has no interval, being one value" if estimate.n == 1 else "has no interval, some runs being censored"
-    goal = f"{condition.comparison} {condition.threshold:g}"
+    # A claim of no worse holds up to its margin.
+    bound = condition.bound()
+    goal = f"{condition.comparison} {bound:g}"
     # An extreme is one of the cases themselves: to speak of its interval would suggest sampling.
     if estimate.interval_method == "range":
         return f"is {'' if condition.holds(estimate.value) else 'not '}{goal}"
@@ -334,7 +336,7 @@ def position(estimate: Estimate, condition: Condition) -> str:
             return f"is not {goal} anywhere in its interval"
         case "no difference":
             return f"differs from {condition.threshold:g} by no more than the margin"
-    return f"has {condition.threshold:g} inside its interval"
+    return f"has {bound:g} inside its interval"
 
 
 def part_verdicts(parts: Iterable[Part]) -> str:

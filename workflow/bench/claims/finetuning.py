@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from workflow.bench.analysis.estimates import estimate, seeds_needed, studies_of, units_over_studies
+from workflow.bench.analysis.estimates import Estimate, estimate, seeds_needed, studies_of, units_over_studies
 from workflow.bench.analysis.finetuning_scores import averages, last_values, scores
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
@@ -57,8 +58,8 @@ def average_difference(
         condition: the claim's threshold.
         contender: the label of the first optimizer of pre-training.
         reference: that of the second.
-        published: the published difference; the reason of a verdict that stays open says how many studies or seeds
-            would show it.
+        published: the published difference; the reason of a verdict that stays open says that the interval excludes it,
+            or how many studies or seeds would show it.
     """
     if lacks := glue.lacking(contender, reference):
         return not_tested(lacks)
@@ -73,10 +74,9 @@ def average_difference(
     part, why = Part.judged("", difference, condition), position(difference, condition)
     used = glue.of_labels(contender, reference)
     broken = int(np.isinf(last_values(glue.metrics, "score").reindex(used["run"])).sum())
-    if part.verdict == "inconclusive" and published and np.isfinite(units).sum() > 1:
+    if part.verdict == "inconclusive" and published:
         of_what = "studies" if len({studies.get(seed) for seed in seeds}) > 1 else "seeds"
-        needed = f"{seeds_needed(units, abs(published))} {of_what}, of {len(units)}"
-        why += f"; to see the published {number(published)} in 80 % of cases takes about {needed}"
+        why += _beside(published, difference, units, of_what)
     listed = "; ".join(
         f"{label} {', '.join(_score(of_label[seed]) for seed in seeds)}" for label, of_label in by_label.items()
     )
@@ -91,6 +91,16 @@ def average_difference(
         integer_ranges(seeds),
         data=from_runs(f"{glue.name}.runs.csv", used),
     )
+
+
+def _beside(published: float, difference: Estimate, units: NDArray[np.float64], of_what: str) -> str:
+    """Return the end of a sentence on an interval that holds no difference: whether it holds the published one, too."""
+    if difference.has_interval and not difference.low <= published <= difference.high:
+        return f" and the published {number(published)} outside"
+    if np.isfinite(units).sum() < 2:
+        return ""
+    needed = f"{seeds_needed(units, abs(published))} {of_what}, of {len(units)}"
+    return f"; to see the published {number(published)} in 80 % of cases takes about {needed}"
 
 
 def _score(average: float) -> str:
