@@ -19,7 +19,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
-from workflow.bench.analysis.wording import integer_ranges
+from workflow.bench.analysis.wording import integer_ranges, named_seeds
 from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Run
 from workflow.bench.results.archive import SUFFIX, Archive, read_archive
@@ -81,8 +81,8 @@ def adopt(plan: Plan, reference: Path = REFERENCE) -> list[str]:
     _publish(plan, {run.id for key in before | (usable - refused) for run in sets[key]})
     for (experiment, hardware), keys in by_source.items():
         runs = len({run.id for key in keys for run in sets[key]})
-        seeds = integer_ranges(seed for _, seed in keys)
-        remarks.append(f"{experiment}: {runs} runs adopted from {hardware}, seeds {seeds}")
+        seeds = named_seeds(seed for _, seed in keys)
+        remarks.append(f"{experiment}: {runs} runs adopted from {hardware}, {seeds}")
     return remarks
 
 
@@ -120,9 +120,7 @@ def _offers(plan: Plan, sets: Sets, reference: Path) -> tuple[dict[Key, Archive]
             else:
                 # The first machine that has a set gives it whole: no set mixes machines.
                 offers.setdefault(key, archive)
-        remarks += [
-            f"{shown_path(file)}: not adopted: seeds {integer_ranges(seeds)} {why}" for why, seeds in refused.items()
-        ]
+        remarks += [f"{shown_path(file)}: not adopted: seeds {integer_ranges(seeds)} {why}" for why, seeds in refused.items()]
     return offers, remarks
 
 

@@ -122,34 +122,34 @@ FOUR_SEEDS = _all(_runs(), _runs("sgd", range(4)))
     [
         (
             _runs().assign(hardware=["far-cpu"] * 2 + ["test-cpu"] * 4),
-            "update_rules seed 0-1 on far-cpu; times of steps",
+            "update_rules seeds 0-1 on far-cpu; times of steps",
         ),
-        (_runs(failed=(1, 4)), "Diverged: autoencoder mkor seed 1, 4."),
-        (_runs().assign(status="skipped", reason="no digits"), "Skipped: autoencoder mkor seed 0-5 [no digits]."),
+        (_runs(failed=(1, 4)), "Diverged: autoencoder mkor seeds 1, 4."),
+        (_runs().assign(status="skipped", reason="no digits"), "Skipped: autoencoder mkor seeds 0-5 [no digits]."),
         # Some statuses give a reason, and every workload is named.
         (_all(FAILED, _runs("kaisa", range(2))), "Failed: autoencoder mkor seed 0 [OSError: disk full.]."),
         (_all(FAILED, OUT_OF_MEMORY, NO_FILE), "[OSError: disk full.]; resnet20 mkor seed 0 [no file]."),
         (_all(FAILED, OUT_OF_MEMORY), "Out of memory: autoencoder sgd seed 0."),
-        (_all(_planned("sgd"), _runs("kaisa")), "Missing: autoencoder sgd seed 0-1."),
+        (_all(_planned("sgd"), _runs("kaisa")), "Missing: autoencoder sgd seeds 0-1."),
         # Of a workload of which nothing ran up to three optimizers are named.
         (_all(_runs(), _planned("sgd", "eva", "lamb", "kaisa").assign(workload="x")), "Missing: x all 8 runs."),
-        (_planned("eva", "kaisa", "mkor"), "Missing: autoencoder eva seed 0-1, kaisa seed 0-1, mkor seed 0-1."),
+        (_planned("eva", "kaisa", "mkor"), "Missing: autoencoder eva seeds 0-1, kaisa seeds 0-1, mkor seeds 0-1."),
         (_planned("eva", "kaisa", "mkor", "sgd"), "Missing: autoencoder all 8 runs."),
-        (_all(_planned("eva", "kaisa", "mkor", "sgd"), _runs("lamb", range(2))), "mkor seed 0-1, sgd seed 0-1."),
+        (_all(_planned("eva", "kaisa", "mkor", "sgd"), _runs("lamb", range(2))), "mkor seeds 0-1, sgd seeds 0-1."),
         # Seeds are those of runs with values, or those planned, told by workload where they differ.
         (_all(_runs(seeds=range(2)), LATER_PLANNED), "; seeds 0-1 (mean, 95 % t interval)."),
         (_runs(seeds=range(3)).assign(status="skipped"), "; seeds 0-2 (mean, 95 % t interval)."),
         (_all(_runs(), OTHER_WORKLOAD), "; autoencoder seeds 0-5 (median, 95 % order-statistics interval); resnet20"),
-        (_all(_runs(), OTHER_WORKLOAD), "; resnet20 seeds 0 (one run, no interval)."),
-        (_all(_runs(), _planned("mkor").assign(experiment="x")), "Missing: x autoencoder mkor seed 0-1."),
+        (_all(_runs(), OTHER_WORKLOAD), "; resnet20 seed 0 (one run, no interval)."),
+        (_all(_runs(), _planned("mkor").assign(experiment="x")), "Missing: x autoencoder mkor seeds 0-1."),
         # A period is told where a label has several.
         (_all(_runs(period=1, failed=(2,)), _runs(period=100)), "Diverged: autoencoder mkor (period 1) seed 2."),
         (_all(_runs(failed=(2,)), _runs("kaisa")), "Diverged: autoencoder mkor seed 2."),
         (_all(_runs(), _runs(seeds=range(5), period=100)), "Missing: autoencoder mkor (period 100) seed 5."),
         (_all(_runs("sgd"), _runs(seeds=range(5))), "Missing: autoencoder mkor seed 5."),
-        (FOUR_SEEDS, "Missing: autoencoder sgd seed 4-5."),
-        (_all(_runs("eva"), _runs("kaisa", range(4)), _runs("sgd", range(4))), "autoencoder kaisa, sgd seed 4-5."),
-        (_all(FOUR_SEEDS, _runs("eva").assign(experiment="x")), "Missing: update_rules autoencoder sgd seed 4-5."),
+        (FOUR_SEEDS, "Missing: autoencoder sgd seeds 4-5."),
+        (_all(_runs("eva"), _runs("kaisa", range(4)), _runs("sgd", range(4))), "autoencoder kaisa, sgd seeds 4-5."),
+        (_all(FOUR_SEEDS, _runs("eva").assign(experiment="x")), "Missing: update_rules autoencoder sgd seeds 4-5."),
         (OLDER, "Commit 012345678 with uncommitted changes; 2 of 6 runs made by older code."),
         (HALF_KNOWN, "Commit 012345678; 1 of 3 runs made by older code."),
         (_all(_runs().assign(tuned=False), _runs("sgd")), "Tuned: sgd."),
@@ -180,7 +180,7 @@ def test_what_has_no_results_yet_is_named_and_the_papers_own_tier_is_no_stand_in
     text = caption(RESULTS, _runs(), absent=["bert_inversion", "probe iteration_time"])
     assert "No results yet: bert_inversion, probe iteration_time." in text
     runs = _all(_runs(), OTHER_WORKLOAD)
-    assert "; autoencoder seeds 0-5; resnet20 seeds 0." in caption(RESULTS, runs, summarized=False)
+    assert "; autoencoder seeds 0-5; resnet20 seed 0." in caption(RESULTS, runs, summarized=False)
     assert "no reproduction" not in caption(Results(Path("results/polaris/paper")), _runs())
 
 

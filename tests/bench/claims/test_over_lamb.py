@@ -178,7 +178,7 @@ def test_c01_is_open_where_a_shorter_pretraining_misses_the_f1():
     decision = decide_hybrid_time(_paper({"lamb": [300.0, 300.0], "mkor_h": [None, None]}), conditions("C01"), "lamb")
     assert decision.verdict == "inconclusive"
     assert "mkor_h not reached, not reached" in decision.details
-    assert "mkor_h ended before lamb reached the target, with seed 0-1." in decision.details
+    assert "mkor_h ended before lamb reached the target, with seeds 0-1." in decision.details
     assert _paper_c03(_paper({"lamb": [300.0] * 6, "mkor_released": [None] * 6})).verdict == "refuted"
 
 

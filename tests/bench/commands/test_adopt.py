@@ -165,7 +165,7 @@ def test_a_run_to_be_trained_has_the_whole_set_trained_that_it_starts_from(folde
     assert set(origins(plan, "second").values()) == {None}
     assert {key for key, origin in origins(plan, "first").items() if origin == "one"} == {("sgd", 1), ("mkor", 1)}
     assert remarks[0].endswith("not adopted: seeds 0 lack runs that are planned here")
-    assert remarks[-1] == "first: 2 runs adopted from one, seeds 1"
+    assert remarks[-1] == "first: 2 runs adopted from one, seed 1"
     # Runs that were adopted before are given up in the same way.
     (folder / "config" / "experiments" / "second.yaml").unlink()
     before, _ = adopted(folder, "three")
@@ -192,7 +192,7 @@ def test_runs_of_other_code_and_of_several_machines_are_not_adopted(alone: Path,
 def test_a_set_of_which_this_machine_trained_a_part_is_finished_here(alone: Path):
     assert train.main(["first", "sgd", "--seed", "1", *place(alone, "two")]) == 0
     plan, remarks = adopted(alone)
-    assert remarks == ["first: 2 runs adopted from one, seeds 0"]
+    assert remarks == ["first: 2 runs adopted from one, seed 0"]
     assert {seed for (_, seed), origin in origins(plan, "first").items() if origin} == {0}
 
 
@@ -267,7 +267,7 @@ def test_experiments_that_share_runs_are_adopted_together_or_not_at_all(alone: P
     three = (optimizer("sgd"), optimizer("mkor"), optimizer("sgd", "fast", lr=0.2))
     write(alone / "config", "third", block(*three, seeds=[0], **SHORT))
     plan, remarks = adopted(alone)
-    assert remarks == ["first: 2 runs adopted from one, seeds 1"]
+    assert remarks == ["first: 2 runs adopted from one, seed 1"]
     assert set(origins(plan, "third").values()) == {None}
     # So it is where the first experiment was adopted before.
     (alone / "config" / "experiments" / "third.yaml").unlink()

@@ -658,7 +658,7 @@ def test_a_figure_of_skipped_runs_is_made_with_their_reason(tmp_path, capsys, mo
     assert main(["fig13_update_rules", "--results", str(tmp_path)]) == 0
     assert texts_in(drawn[0].axes[0]) == ["every run was skipped"]
     caption = from_rst((tmp_path / "figures" / "fig13_update_rules.rst").read_text())
-    assert "Skipped: Autoencoder SGD seed 0-1 [CIFAR-100 not found at data]." in caption
+    assert "Skipped: Autoencoder SGD seeds 0-1 [CIFAR-100 not found at data]." in caption
     assert "CIFAR-100 not found at data" in " ".join(below(drawn[0]))
     assert (tmp_path / "figures" / "fig13_update_rules.pdf").stat().st_size > 0
     # Runs that broke down in training are not skipped.

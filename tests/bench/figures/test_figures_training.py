@@ -129,7 +129,7 @@ def test_missing_runs_have_no_values_and_are_named(name, some):
     write_experiment(some, experiment, [*there, gone])
     figure = figure_of(name, Results(some))
     assert lines_of(figure.axes[0], "mkor") == []
-    assert f"Missing: {styles.workload_name(workload)} MKOR (exact rule) seed 0-2" in caption_of(figure)
+    assert f"Missing: {styles.workload_name(workload)} MKOR (exact rule) seeds 0-2" in caption_of(figure)
 
 
 @pytest.mark.parametrize("name", MEASURED[1:])

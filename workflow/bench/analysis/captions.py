@@ -11,7 +11,7 @@ from typing import Final
 import pandas as pd
 
 from workflow.bench.analysis.estimates import median_minimum, shown_level
-from workflow.bench.analysis.wording import capital, integer_ranges
+from workflow.bench.analysis.wording import capital, integer_ranges, named_seeds
 from workflow.bench.plan.runs import PLAIN_PRECISION
 from workflow.bench.results.columns import WITHOUT_VALUES
 from workflow.bench.results.tables import Results, is_true
@@ -103,7 +103,7 @@ def _unfinished(runs: pd.DataFrame, names: Names) -> list[str]:
             periods = of_label["inverse_update_period"].dropna()
             differs = whole.loc[whole["optimizer"] == label, "inverse_update_period"].nunique() > 1
             at = f" (period {integer_ranges(periods)})" if differs and not periods.empty else ""
-            parts.append(f"{names.optimizer(str(label))}{at} seed {integer_ranges(of_label['seed'].dropna())}")
+            parts.append(f"{names.optimizer(str(label))}{at} {named_seeds(of_label['seed'].dropna())}")
         # A tier without the data set would list every label and seed, and hide the one reason.
         if len(rows) == len(whole) and len(parts) > _NAMED:
             parts = [f"all {len(rows)} runs"]
@@ -125,9 +125,9 @@ def _missing(runs: pd.DataFrame, names: Names) -> str:
             for period, at_period in of_label.groupby("inverse_update_period", dropna=False):
                 if absent := seeds - set(at_period["seed"].dropna()):
                     at = f" (period {period:g})" if differs else ""
-                    by_seeds.setdefault(integer_ranges(absent), []).append(f"{names.optimizer(str(label))}{at}")
+                    by_seeds.setdefault(named_seeds(absent), []).append(f"{names.optimizer(str(label))}{at}")
         place = _place(runs, experiment, workload, names)
-        phrases += [f"{place} {', '.join(labels)} seed {absent}" for absent, labels in by_seeds.items()]
+        phrases += [f"{place} {', '.join(labels)} {absent}" for absent, labels in by_seeds.items()]
     return f"missing: {'; '.join(phrases)}" if phrases else ""
 
 
@@ -141,11 +141,11 @@ def _seeds(runs: pd.DataFrame, names: Names, *, summarized: bool) -> str:
     by_seeds: dict[str, list[str]] = {}
     for workload, rows in (runs if trained.empty else trained).groupby("workload"):
         seeds = rows["seed"].dropna()
-        text = integer_ranges(seeds) + (f" ({_statistic(seeds.nunique(), names)})" if summarized else "")
+        text = named_seeds(seeds) + (f" ({_statistic(seeds.nunique(), names)})" if summarized else "")
         by_seeds.setdefault(text, []).append(names.workload(str(workload)))
     if len(by_seeds) == 1:
-        return f"seeds {next(iter(by_seeds))}"
-    return "; ".join(f"{', '.join(workloads)} seeds {seeds}" for seeds, workloads in by_seeds.items())
+        return next(iter(by_seeds))
+    return "; ".join(f"{', '.join(workloads)} {seeds}" for seeds, workloads in by_seeds.items())
 
 
 def _statistic(seeds: int, names: Names) -> str:
@@ -161,7 +161,7 @@ def _machines(results: Results, runs: pd.DataFrame) -> str:
     """Return a sentence on the runs that other machines trained; empty without any."""
     others = runs[runs["hardware"].notna() & (runs["hardware"] != results.hardware)]
     phrases = ", ".join(
-        f"{experiment} seed {integer_ranges(rows['seed'])} on {hardware}"
+        f"{experiment} {named_seeds(rows['seed'])} on {hardware}"
         for (experiment, hardware), rows in others.groupby(["experiment", "hardware"])
     )
     return f"trained elsewhere, adopted: {phrases}; times of steps are of {results.hardware}" if phrases else ""
@@ -248,7 +248,7 @@ def footer(
     results: Results, rows: pd.DataFrame, *, notes: Iterable[str], absent: Iterable[str] = (), names: Names = _LABELS
 ) -> str:
     """Return the caption of an artefact made from a probe's rows. The arguments are those of `caption`."""
-    seeds = [f"seeds {integer_ranges(rows['seed'].dropna())}"] if "seed" in rows else []
+    seeds = [named_seeds(rows["seed"].dropna())] if "seed" in rows else []
     rules = []
     if "update_rule" in rows and rows["update_rule"].notna().any():
         pairs = rows.dropna(subset="update_rule")[["optimizer", "update_rule"]].drop_duplicates()

@@ -35,6 +35,12 @@ def integer_ranges(numbers: Iterable[float]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ranges)
 
 
+def named_seeds(seeds: Iterable[float]) -> str:
+    """Return seeds with their word: ``seed 0``, ``seeds 0-2, 5``."""
+    distinct = {int(seed) for seed in seeds}
+    return f"seed{'' if len(distinct) == 1 else 's'} {integer_ranges(distinct)}"
+
+
 def number(value: float, digits: int = 3, *, infinity: str = "not reached") -> str:
     """Return a number with significant digits, as tables show it.
 

@@ -13,7 +13,7 @@ import pandas as pd
 from workflow.bench.analysis.curves import fall_of
 from workflow.bench.analysis.estimates import median_minimum, paired_difference
 from workflow.bench.analysis.lr_outcomes import converging_rates, mean_best, outcomes
-from workflow.bench.analysis.wording import capital, integer_ranges
+from workflow.bench.analysis.wording import capital, integer_ranges, named_seeds
 from workflow.bench.claims.decision import (
     Condition,
     Decision,
@@ -109,7 +109,7 @@ def decide_period_loss(trained: Trained, conditions: Sequence[Condition]) -> Dec
             "Factors fade equally fast in steps at all periods.",
             beside,
         ),
-        seeds=f"seeds {integer_ranges(losses['seed'])}",
+        seeds=named_seeds(losses["seed"]),
         data=from_runs(f"{trained.name}.csv", losses),
     )
 

@@ -21,7 +21,7 @@ from workflow.bench.analysis.horizons import horizon_sweep
 from workflow.bench.analysis.step_times import StepTimes, Training, steps_or_seconds, time_ratio
 from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, SweptRatio, TargetSweep, percent
 from workflow.bench.analysis.time_to_target import budgets, of_any_length, too_short
-from workflow.bench.analysis.wording import capital, integer_ranges, number
+from workflow.bench.analysis.wording import capital, integer_ranges, named_seeds, number
 from workflow.bench.claims.decision import (
     Condition,
     Decision,
@@ -233,7 +233,7 @@ def _in_full(evidence: Evidence, times: StepTimes | None, above: str, below: str
     spent = {label: steps_or_seconds(times, one.taking(budgets(runs[label]))) for label, one in trainings.items()}
     ratio = time_ratio(times, trainings[above], trainings[below])
     ended_early = " ".join(
-        f"{label} ended before {rival} reached the target, with seed {integer_ranges(seeds)}."
+        f"{label} ended before {rival} reached the target, with {named_seeds(seeds)}."
         for label, rival in ((above, below), (below, above))
         if (seeds := too_short(took[label], took[rival], spent[label]))
     )

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_ratio
-from workflow.bench.analysis.wording import integer_ranges, number
+from workflow.bench.analysis.wording import integer_ranges, named_seeds, number
 from workflow.bench.claims.decision import (
     Condition,
     Decision,
@@ -73,7 +73,7 @@ def _decide(
         tuple(parts),
         f"{quantity}: {part_verdicts(parts)}.",
         sentences(f"Layers: {listed}; {statistics_used(parts)}{over}.", further),
-        seeds=f"seeds {integer_ranges(rows['seed'])}",
+        seeds=named_seeds(rows["seed"]),
         data=from_rows("probes/rank1_error.csv", workload=", ".join(str(workload) for workload in layers.index)),
     )
 
@@ -217,6 +217,6 @@ def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition])
             "A factor is singular if its smallest eigenvalue is within rounding in float32.",
             f"The factors of single batches: {'; '.join(of_batches)}." if of_batches else "",
         ),
-        seeds=f"seeds {integer_ranges(rows['seed'])}",
+        seeds=named_seeds(rows["seed"]),
         data=from_rows("probes/spectra.csv", factor="batch, running"),
     )

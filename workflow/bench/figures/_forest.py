@@ -72,7 +72,9 @@ def draw_interval(axes: Axes, estimate: Estimate, row: float, color: str) -> Non
 
 
 def undecided(ratio: Estimate) -> str:
-    """Return the remark of a title on a ratio that may lie on either side of 1; empty if its interval does not."""
+    """Return the remark of a title on a ratio of one run or with 1 in its interval; empty on any other."""
+    if ratio.n == 1:
+        return " (one run)"
     return " (undecided)" if ratio.has_interval and ratio.low <= 1 <= ratio.high else ""
 
 

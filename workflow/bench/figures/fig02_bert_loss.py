@@ -124,7 +124,8 @@ def _message(runs: pd.DataFrame, losses: pd.DataFrame, times: StepTimes | None) 
     name = styles.style_of(str(base)).name
     change = median(changes["mkor"])
     beside = f"ends at a loss {abs(change):.1f} % {'below' if change < 0 else 'above'} {name}'s"
-    title = f"{styles.data_title(runs)}: MKOR {beside if math.isfinite(change) else 'diverges in most runs'}"
+    alone = " in one run" if len(changes["mkor"]) == 1 else ""
+    title = f"{styles.data_title(runs)}: MKOR {beside + alone if math.isfinite(change) else 'diverges in most runs'}"
     ours, theirs = (runs[runs["optimizer"] == label] for label in ("mkor", base))
     compared = target_ratio(ours, theirs, times) if times else None
     ratio = compared.ratio if compared else None
