@@ -120,7 +120,9 @@ def _offers(plan: Plan, sets: Sets, reference: Path) -> tuple[dict[Key, Archive]
             else:
                 # The first machine that has a set gives it whole: no set mixes machines.
                 offers.setdefault(key, archive)
-        remarks += [f"{shown_path(file)}: not adopted: seeds {integer_ranges(seeds)} {why}" for why, seeds in refused.items()]
+        remarks += [
+            f"{shown_path(file)}: not adopted: seeds {integer_ranges(seeds)} {why}" for why, seeds in refused.items()
+        ]
     return offers, remarks
 
 

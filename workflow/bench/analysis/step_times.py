@@ -14,7 +14,7 @@ timed in turns on an idle machine, so that a ratio of two optimizers' times has 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Final, NamedTuple
@@ -182,13 +182,16 @@ class StepTimes:
         different = tuple(dict.fromkeys(labels))
         return dict(zip(different, self.blocks(*different), strict=True))
 
+    @cached_property
+    def _by_label(self) -> dict[Hashable, pd.DataFrame]:
+        once = self.rows[~is_true(self.rows["again"])]
+        # NaN equals nothing, not even itself: a label without a period has the key 0.
+        periods = once["inverse_update_period"].astype(float).fillna(0)
+        return dict(iter(once.groupby(["experiment", "workload", "optimizer", periods], sort=False)))
+
     def _of(self, label: TimedLabel) -> pd.DataFrame:
-        rows = self.rows
-        same = (rows["experiment"] == label.experiment) & (rows["workload"] == label.workload)
-        same &= (rows["optimizer"] == label.optimizer) & ~is_true(rows["again"])
-        # NaN equals nothing, not even itself: a label without a period is asked for by another test.
-        periods = rows["inverse_update_period"].astype(float)
-        return rows[same & (periods.isna() if math.isnan(label.period) else periods == label.period)]
+        key = label._replace(period=0.0) if math.isnan(label.period) else label
+        return self._by_label.get(key, self.rows[:0])
 
 
 def _aa_test(first: pd.DataFrame, second: pd.DataFrame) -> AATest:
