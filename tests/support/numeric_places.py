@@ -51,7 +51,7 @@ TIER_CONTENT = {
     "checkpoint_minutes": 1,
     "ranks": 1,
     "checkpoint_steps": 1,
-    "optimizers_per_job": 1,
+    "runs_per_job": 1,
     "looks": 1,
 }
 TUNED = [

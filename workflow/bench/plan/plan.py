@@ -136,13 +136,13 @@ class Plan:
     def grouped(self, without: Collection[Job] = ()) -> list[tuple[Job, ...]]:
         """Return all jobs but those of ``without``, in groups that one Snakemake job trains.
 
-        A group is of one experiment, and has at most `Tier.optimizers_per_job` jobs; those of an experiment are as
-        equal as can be.
+        A group is of one experiment, and has about `Tier.runs_per_job` runs, but one job at least; those of an
+        experiment are as equal as can be.
         """
         groups = []
         for experiment in self.experiments.values():
             jobs = [job for job in experiment.jobs.values() if job not in without]
-            number = math.ceil(len(jobs) / self.tier.optimizers_per_job)
+            number = min(len(jobs), math.ceil(sum(len(job.runs) for job in jobs) / self.tier.runs_per_job))
             # 7 jobs in 3 groups are cut at 0, 2, 4 and 7.
             bounds = [len(jobs) * index // max(number, 1) for index in range(number + 1)]
             groups += [tuple(jobs[first:last]) for first, last in pairwise(bounds)]

@@ -38,8 +38,8 @@ class Tier:
     """Steps between two checkpoints, besides those by `checkpoint_minutes`; None adds none."""
     ranks: int = 1
     """Processes that train a large run together; for estimates where no cluster is named."""
-    optimizers_per_job: int = 1
-    """The most labels of an experiment that one Snakemake job trains."""
+    runs_per_job: int = 1
+    """About how many runs of an experiment one Snakemake job trains, if those of one label are fewer."""
     tuned_like: str | None = None
     """Another tier, whose tuned values the entries without values of their own take."""
     looks: int = 1
