@@ -65,9 +65,9 @@ def _message(found: Sequence[Batches]) -> str:
         if one.reference is not None and all(ends):
             first, last = (mean_ratio([-log for log in logs.values()]).value for logs in ends)
             name = styles.style_of(one.reference).name
-            phrases.append(f"{first:.2f} to {last:.2f} over {name} ({styles.workload_name(one.workload)})")
-    sizes = sorted({size for one in found for size in one.sizes})
-    return f"MKOR's speedup from batch {sizes[0]:,} to {sizes[-1]:,}: {', '.join(phrases)}" if phrases else ""
+            batches = f"batch {one.sizes[0]:,} to {one.sizes[-1]:,}"
+            phrases.append(f"{first:.2f} to {last:.2f} over {name} ({styles.workload_name(one.workload)}, {batches})")
+    return f"MKOR's speedup from the smallest to the largest batch: {', '.join(phrases)}" if phrases else ""
 
 
 def _draw_iterations(axes: Axes, of_workload: Batches) -> None:
