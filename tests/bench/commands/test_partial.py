@@ -102,7 +102,7 @@ def test_every_artefact_with_data_is_drawn_and_its_caption_names_the_missing_run
     caption = from_rst((plan.partial / "figures" / "fig13_update_rules.rst").read_text())
     for said in (
         "partial results",
-        "Missing: Autoencoder Eva seed 0-1, MKOR (exact rule) seed 1.",
+        "Missing: Autoencoder Eva seeds 0-1, MKOR (exact rule) seed 1.",
         "Failed: Autoencoder KFAC (KAISA) seed 1 [ArithmeticError: the sixth factor].",
         "Interrupted: Autoencoder KFAC (KAISA) seed 0.",
     ):
