@@ -56,7 +56,8 @@ TIER_CONTENT = {
 }
 TUNED = [
     {
-        "workload": {"name": "autoencoder"},
+        # All parameters: a record of another workload is not read.
+        "workload": {**BLOCK["workload"], "dataset": "digits"},
         "label": "sgd",
         "studies": [
             {"hyperparameters": {"lr": 0.5}, "trials": ["0123456789abcdef"], "score": 0.1, "steps_to_target": 1.0}
@@ -105,8 +106,9 @@ class Place(NamedTuple):
 def places() -> tuple[Place, ...]:
     """Return all places."""
     files = ((TIER, TIER_CONTENT), (CLUSTER_FILE, CLUSTER), (TUNED_FILE, TUNED))
-    of_files = [_marked(file, path, content, trains=file == TIER) for file, content in files for path in paths(content)]
-    return (*_block_places(), *of_files)
+    # Not those of the record's workload, which only say whose values it has.
+    found = [(file, path, content) for file, content in files for path in paths(content) if "workload" not in path]
+    return (*_block_places(), *(_marked(*place, trains=place[0] == TIER) for place in found))
 
 
 def paths(value: Any, *before: str | int) -> Iterator[Keys]:
