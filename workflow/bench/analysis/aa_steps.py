@@ -49,7 +49,7 @@ def steps_aa_test(sweep: TargetSweep, label: str) -> StepsAATest:
         with looks(1):
             ratio = replace(final, courses=halves).steps_ratio("first", "second").estimate
         if ratio is not None and ratio.has_interval:
-            found.append(not ratio.low <= 1 <= ratio.high)
+            found.append(not ratio.contains(1))
     return StepsAATest(len(found), sum(found))
 
 

@@ -80,6 +80,10 @@ class Estimate:
         """Whether the estimate has an interval."""
         return not (math.isnan(self.low) or math.isnan(self.high))
 
+    def contains(self, value: float) -> bool:
+        """Return whether the interval contains a value; without an interval it contains none."""
+        return self.low <= value <= self.high
+
     @property
     def smallest_visible(self) -> float | None:
         """The smallest effect that such an interval sets apart from none: a factor of a ratio, or a difference.

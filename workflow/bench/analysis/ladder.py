@@ -181,7 +181,7 @@ class Prediction:
             return "not tested"
         if centred is None or not centred.has_interval:
             return "open"
-        if not centred.low <= 1 <= centred.high:
+        if not centred.contains(1):
             return "fails"
         if kept is None or kept.low < HALF <= kept.high:
             return "open"

@@ -58,7 +58,7 @@ class Extrapolated:
             return "not tested"
         if not self.ratio.has_interval:
             return "open"
-        if not self.ratio.low <= 1 <= self.ratio.high:
+        if not self.ratio.contains(1):
             return "fails"
         return "holds" if self.ratio.low >= 1 / CLOSE and self.ratio.high <= CLOSE else "open"
 

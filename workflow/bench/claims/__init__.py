@@ -178,7 +178,7 @@ def _published_inside(text: str, decision: Decision) -> str:
     # A yes for some parts and nothing for others would read as a yes for all.
     if not all(estimates[name].has_interval for name in sizes):
         return ""
-    inside = {name: estimates[name].low <= size <= estimates[name].high for name, size in sizes.items()}
+    inside = {name: estimates[name].contains(size) for name, size in sizes.items()}
     return listed({name: "yes" if is_inside else "no" for name, is_inside in inside.items()})
 
 

@@ -95,7 +95,7 @@ def average_difference(
 
 def _beside(published: float, difference: Estimate, units: NDArray[np.float64], of_what: str) -> str:
     """Return the end of a sentence on an interval that holds no difference: whether it holds the published one, too."""
-    if difference.has_interval and not difference.low <= published <= difference.high:
+    if difference.has_interval and not difference.contains(published):
         return f" and the published {number(published)} outside"
     if np.isfinite(units).sum() < 2:
         return ""

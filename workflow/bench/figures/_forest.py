@@ -75,7 +75,7 @@ def undecided(ratio: Estimate) -> str:
     """Return the remark of a title on a ratio of one run or with 1 in its interval; empty on any other."""
     if ratio.n == 1:
         return " (one run)"
-    return " (undecided)" if ratio.has_interval and ratio.low <= 1 <= ratio.high else ""
+    return " (undecided)" if ratio.contains(1) else ""
 
 
 def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, below: float = 0.26) -> None:

@@ -64,10 +64,10 @@ def _message(found: Sequence[Batches]) -> str:
         ends = [one.ratios("mkor", size) if "mkor" in one.arrivals else {} for size in (one.sizes[0], one.sizes[-1])]
         if one.reference is not None and all(ends):
             first, last = (mean_ratio([-log for log in logs.values()]).value for logs in ends)
-            name = styles.style_of(one.reference).name
-            batches = f"batch {one.sizes[0]:,} to {one.sizes[-1]:,}"
-            phrases.append(f"{first:.2f} to {last:.2f} over {name} ({styles.workload_name(one.workload)}, {batches})")
-    return f"MKOR's speedup from the smallest to the largest batch: {', '.join(phrases)}" if phrases else ""
+            sizes = f"{first:.2f} at {one.sizes[0]:,} to {last:.2f} at {one.sizes[-1]:,}"
+            reference = styles.style_of(one.reference).name
+            phrases.append(f"{sizes} over {reference} ({styles.workload_name(one.workload)})")
+    return f"MKOR's speedup by batch: {', '.join(phrases)}" if phrases else ""
 
 
 def _draw_iterations(axes: Axes, of_workload: Batches) -> None:
