@@ -7,7 +7,6 @@ tables. The page has a place for each label, between ``<!-- label -->`` and ``<!
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +33,6 @@ NAMES: Final = {
 SHOWN: Final = "field_language_model"
 """The experiment whose costs are shown; of a label that it lacks, those of its first one."""
 LEADERS: Final = 4
-TWICE: Final = ("kaisa", "kaisa_again")
-"""Two labels of one method."""
 COSTS: Final = {
     "state / parameters": "{} times the parameters in state",
     "work (Mflop)": "{} Mflop",
@@ -80,23 +77,17 @@ def lead(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 
 def luck(results: pd.DataFrame) -> Iterator[str]:
-    """Yield the lines of a Markdown table of `TWICE`: one method that was tuned twice, at different points."""
-    rows = [results[results["optimizer"] == label].set_index("experiment") for label in TWICE]
-    shared = [name for name in rows[0].index if name in rows[1].index]
-    if not shared:
+    """Yield the lines of a Markdown table of labels and their controls, which differ by the chance of tuning."""
+    controlled = results[results["control"].notna()]
+    if controlled.empty:
         yield "Not run yet."
         return
-    one, other = TWICE
-    yield f"| steps over the base's | `{one}` | `{other}` | `{one}` over `{other}` |"
+    yield "| workload | label | its control | iterations over the control's |"
     yield "|---|---|---|---|"
-    for name in shared:
-        pair = [of_label.loc[name].to_dict() for of_label in rows]
-        logs = [[math.log(row[f"steps / base{end}"]) for end in ("", ", low", ", high")] for row in pair]
-        # As if the two were independent: their runs share seeds and a base, so that the true interval is shorter.
-        middle, half = logs[0][0] - logs[1][0], math.hypot(*((high - low) / 2 for _, low, high in logs))
-        ratio, low, high = map(math.exp, (middle, middle - half, middle + half))
-        verdict = f"{ratio:.2f} [{low:.2f}, {high:.2f}] {'contains' if low <= 1 <= high else 'excludes'} 1"
-        yield f"| {NAMES[name]} | {' | '.join(_shown(row, 'steps') for row in pair)} | {verdict} |"
+    for row in _records(controlled):
+        low, high = (row[f"steps / control, {end}"] for end in ("low", "high"))
+        verdict = f"{_shown(row, 'steps', 'control')} {'contains' if low <= 1 <= high else 'excludes'} 1"
+        yield f"| {NAMES[row['experiment']]} | `{row['optimizer']}` | `{row['control']}` | {verdict} |"
 
 
 def missed(results: pd.DataFrame) -> Iterator[str]:
@@ -116,8 +107,8 @@ def _known(row: dict[Any, Any], quantity: str) -> bool:
     return not pd.isna(row[f"{quantity} / base"])
 
 
-def _shown(row: dict[Any, Any], quantity: str) -> str:
-    name = f"{quantity} / base"
+def _shown(row: dict[Any, Any], quantity: str, below: str = "base") -> str:
+    name = f"{quantity} / {below}"
     value, low, high = (f"{float(row[key]):.2f}" for key in (name, f"{name}, low", f"{name}, high"))
     return f"{value} [{low}, {high}]" if low != "nan" else value
 

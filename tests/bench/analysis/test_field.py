@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.support.synthetic_field import BASES, FIELD, START, STEPS, loss, write_field
+from workflow.bench.analysis import field
 from workflow.bench.analysis.field import Contest, contests, pooled_profiles
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.target_sweep import common_base
@@ -64,6 +65,16 @@ def test_steps_ends_and_reached_runs_are_those_of_the_lines(found):
     assert contest.loss_difference("muon").value == pytest.approx((falls["adamw"] - falls["muon"]) / 1000 * STEPS)
     assert contest.reached("soap") == (3, 3)
     assert contest.reached("sgd") == (0, 3)  # it loses nothing
+
+
+def test_a_label_is_set_beside_its_control_where_both_wrap_one_base(found, monkeypatch):
+    """Truth: on lines the ratio of the steps is that of the slopes, inverted."""
+    monkeypatch.setattr(field, "CONTROLS", {"soap": "muon", "mkor": "mkor_muon", "muon": "kaisa"})
+    contest, falls = found["field_alexnet"], FIELD["field_alexnet"]
+    assert contest.over_control("soap").value == pytest.approx(falls["muon"] / falls["soap"])
+    assert contest.over_control("mkor") is None  # SGD's and Muon's
+    assert contest.over_control("muon") is None  # not run
+    assert contest.over_control("sgd") is None
 
 
 def test_times_of_simulated_devices_are_left_out(found):

@@ -32,6 +32,8 @@ from workflow.bench.results.tables import NoDataError, Results
 
 NO_CLOCK: Final = ("thermo_kfac",)
 """Methods that simulate a device, whose seconds are no evidence."""
+CONTROLS: Final = {"kaisa_again": "kaisa", "dp_kfac": "kaisa"}
+"""Labels that on one process follow the rule of another one: the ratio of the two is what tuning leaves to chance."""
 DRAWS: Final = 400
 """Draws of a bootstrap."""
 
@@ -81,6 +83,17 @@ class Contest:
     def steps(self, label: str, last: int = len(SHARES)) -> SweptRatio:
         """Return the steps of a label to all targets, or to the last ones, over those of its base."""
         return self.sweep.last(last).steps_ratio(label, self.base_of(label))
+
+    def over_control(self, label: str) -> Estimate | None:
+        """Return the steps of a label to all targets over those of its control; None if they wrap different bases."""
+        control = CONTROLS.get(label)
+        if control not in self.labels or label not in self.labels:
+            return None
+        # DP-KFAC names no base: it steps with SGD.
+        bases = {self._of(one)["hyperparameters"].iloc[0].get("base", "sgd") for one in (label, control)}
+        if len(bases) > 1:
+            return None
+        return self.sweep.steps_ratio(label, control).estimate
 
     def time(self, label: str, times: StepTimes, last: int = len(SHARES)) -> SweptRatio | str:
         """Return the seconds of a label to all targets, or to the last ones, over its base's; or why there are none."""

@@ -10,7 +10,7 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.estimates import Estimate
-from workflow.bench.analysis.field import Contest, contests
+from workflow.bench.analysis.field import CONTROLS, Contest, contests
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.target_sweep import SweptRatio
 from workflow.bench.analysis.wording import number
@@ -34,6 +34,8 @@ _NOTES: Final = (
     "enters with its budget, which moves the ratio toward 1; one that diverged with the longer budget of the two",
     "End is the last value of the target's metric, and end - base its difference, paired by seed; a run that did not "
     "finish counts as infinitely bad in both",
+    "A control is a label of the same rule that was tuned apart: if the intervals hold the chance of tuning, that of "
+    "steps / control excludes 1 in about one case of twenty",
     "Time is steps times the time of a step, which the probe step_time measures in turns. That of methods that "
     "simulate a device is no evidence and left out",
 )
@@ -54,6 +56,7 @@ def _row(contest: Contest, label: str, times: StepTimes) -> dict[str, Any]:
     base = contest.base_of(label)
     time = "" if base == label else contest.time(label, times)
     last = "" if base == label else contest.time(label, times, LAST)
+    controlled = contest.over_control(label)
     return {
         "experiment": contest.experiment,
         "optimizer": label,
@@ -67,9 +70,11 @@ def _row(contest: Contest, label: str, times: StepTimes) -> dict[str, Any]:
         **_parts("time / base", time.estimate if isinstance(time, SweptRatio) else None),
         **_parts("steps / base, last three", contest.steps(label, LAST).estimate if base != label else None),
         **_parts("time / base, last three", last.estimate if isinstance(last, SweptRatio) else None),
+        "control": CONTROLS[label] if controlled else "",
+        **_parts("steps / control", controlled),
         "no time": time if isinstance(time, str) else "",
         "data": from_runs(
-            f"{contest.experiment}.runs.csv", contest.runs[contest.runs["optimizer"].isin([label, base])]
+            f"{contest.experiment}.runs.csv", contest.runs[contest.runs["optimizer"].isin([label, base, *([CONTROLS[label]] if controlled else [])])]
         ),
     }
 
