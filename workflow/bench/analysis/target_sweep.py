@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from workflow.bench.analysis.estimates import Estimate, crossed_ratio, mean_ratio, studies_of, study_means
 from workflow.bench.analysis.step_times import StepTimes, Training
+from workflow.bench.analysis.wording import listed
 from workflow.bench.plan.targets import Target, monotone
 from workflow.bench.results.columns import ENDED
 
@@ -213,8 +214,7 @@ def common_base(runs: pd.DataFrame) -> str | None:
 
 def percent(shares: Iterable[float]) -> str:
     """Return shares in words: ``30, 40 and 50 %``."""
-    *most, last = (f"{100 * share:.0f}" for share in shares)
-    return f"{', '.join(most)} and {last} %" if most else f"{last} %"
+    return f"{listed(f'{100 * share:.0f}' for share in shares)} %"
 
 
 def _log_ratios(

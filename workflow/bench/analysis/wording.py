@@ -68,6 +68,12 @@ def estimated(estimate: Estimate | None, runs: Sequence[float] = ()) -> str:
     return f"{number(estimate.value)}{interval}"
 
 
+def listed(parts: Iterable[str]) -> str:
+    """Return parts as a list in words: ``a, b and c``."""
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def capital(text: str) -> str:
     """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]

@@ -21,7 +21,7 @@ from workflow.bench.analysis.horizons import horizon_sweep
 from workflow.bench.analysis.step_times import StepTimes, Training, steps_or_seconds, time_ratio
 from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, SweptRatio, TargetSweep, percent
 from workflow.bench.analysis.time_to_target import budgets, of_any_length, too_short
-from workflow.bench.analysis.wording import capital, integer_ranges, named_seeds, number
+from workflow.bench.analysis.wording import capital, integer_ranges, listed, named_seeds, number
 from workflow.bench.claims.decision import (
     Condition,
     Decision,
@@ -293,10 +293,7 @@ def _decide(evidence: Evidence, times: StepTimes | None, above: str, below: str,
     names = [evidence.bert.name, evidence.squad.name] if evidence.in_full else []
     names += [trained.name for trained in evidence.sweeps]
     names += [own.name for own in evidence.horizons.values() if not {above, below} - set(own.runs["optimizer"])]
-    *most, last = names
-    carriers = (
-        f"Carried by {' and '.join([', '.join(most), last] if most else [last])}; the paper's number is of BERT-Large."
-    )
+    carriers = f"Carried by {listed(names)}; the paper's number is of BERT-Large."
     return Decision(
         tuple(one.parts[0] for one in carried),
         f"{'Training seconds' if times else 'Iterations'}; {why}.",

@@ -14,7 +14,7 @@ from typing import Final
 from workflow.bench.analysis.captions import INERT, inert_labels
 from workflow.bench.analysis.ladder import NAMES
 from workflow.bench.analysis.styles import style_of, workload_name
-from workflow.bench.analysis.wording import number
+from workflow.bench.analysis.wording import listed, number
 from workflow.bench.site.kept import Kept, Measured, Row, UnsupportedError, need
 
 _HIGH: Final = re.compile(r"\[.*, (.*)\]\Z")
@@ -49,8 +49,8 @@ def _fewer_iterations(kept: Kept) -> str:
     need(time, "C01 has no interval")
     lamb, mkor, hybrid, kaisa = (row["ms a step"] for row in kept.times("autoencoder_lamb", *_OVER_LAMB))
     return (
-        f"To LAMB's final quality MKOR takes {_listed(steps)} of LAMB's iterations (C03; the paper: 0.65). LAMB takes "
-        f"{_listed(time)} of MKOR-H's time (C01; the paper: 2.57): a step of the small autoencoder is mostly overhead "
+        f"To LAMB's final quality MKOR takes {_parts(steps)} of LAMB's iterations (C03; the paper: 0.65). LAMB takes "
+        f"{_parts(time)} of MKOR-H's time (C01; the paper: 2.57): a step of the small autoencoder is mostly overhead "
         f"(LAMB {lamb} ms, MKOR {mkor}, MKOR-H {hybrid}, KAISA {kaisa}).{_break_even(kept, list(time))}"
     )
 
@@ -60,15 +60,15 @@ def _break_even(kept: Kept, parts: Sequence[str]) -> str:
     limits = re.findall(r"in multiples of lamb's, < ([\d.]+ \[[\d., ]+\]), here ([\d.]+)", kept.claim("C01")["details"])
     if len(limits) != len(parts):
         return ""
-    phrases = " and ".join(f"{limit} ({part}, here {here})" for part, (limit, here) in zip(parts, limits, strict=True))
+    phrases = listed(f"{limit} ({part}, here {here})" for part, (limit, here) in zip(parts, limits, strict=True))
     return f" On any machine MKOR-H saves time if its step costs less, in multiples of LAMB's, than {phrases}."
 
 
 _OVER_LAMB: Final = ("lamb", "mkor", "mkor_h", "kaisa")
 
 
-def _listed(parts: Mapping[str, Measured]) -> str:
-    return " and ".join(f"{one} ({name})" if name else str(one) for name, one in parts.items())
+def _parts(parts: Mapping[str, Measured]) -> str:
+    return listed(f"{one} ({name})" if name else str(one) for name, one in parts.items())
 
 
 def _newer(kept: Kept) -> str:
@@ -267,7 +267,7 @@ def _width(kept: Kept) -> str:
     largest = max(rows, key=lambda row: int(row["width"]))["width"]
     held_out = [row | {"prediction": row["prediction"] or "not tested"} for row in rows if row["width"] == largest]
     need(any(row["prediction"] != "not tested" for row in held_out), "the prediction is not tested for any label")
-    smaller = " and ".join(dict.fromkeys(row["width"] for row in rows if row["width"] != largest))
+    smaller = listed(dict.fromkeys(row["width"] for row in rows if row["width"] != largest))
     return (
         f"Declared before the runs: the speedup over AdamW at a width of {largest} is what a line through those at "
         f"{smaller} has there, on logarithmic axes. "
@@ -282,7 +282,7 @@ def _predicted(rows: Sequence[Row], column: str) -> str:
     for row in rows:
         shown = f" ({row[column]})" if row[column] else ""
         labels.setdefault(row["prediction"], []).append(f"`{row['label']}`{shown}")
-    return ", ".join(f"{verb} for {' and '.join(labels[said])}" for said, verb in _SAID.items() if said in labels)
+    return ", ".join(f"{verb} for {listed(labels[said])}" for said, verb in _SAID.items() if said in labels)
 
 
 def _saves(rows: Sequence[Row], column: str) -> str:

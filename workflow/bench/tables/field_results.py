@@ -74,7 +74,8 @@ def _row(contest: Contest, label: str, times: StepTimes) -> dict[str, Any]:
         **_parts("steps / control", controlled),
         "no time": time if isinstance(time, str) else "",
         "data": from_runs(
-            f"{contest.experiment}.runs.csv", contest.runs[contest.runs["optimizer"].isin([label, base, *([CONTROLS[label]] if controlled else [])])]
+            f"{contest.experiment}.runs.csv",
+            contest.runs[contest.runs["optimizer"].isin([label, base, *([CONTROLS[label]] if controlled else [])])],
         ),
     }
 
