@@ -17,8 +17,8 @@ FILES = sorted((CONFIG / "experiments").glob("*.yaml"))
 HEAD = "| workload | batch | steps | seeds | target | optimizers |"
 
 
-def facts(block: dict[str, Any]) -> str:
-    """Return the table row that a page has for a block."""
+def facts(block: dict[str, Any], widths: set[int | None]) -> str:
+    """Return the table row that a page has for a block; widths: those of all blocks, which it names if they differ."""
     workload = workloads.resolve(**block["workload"])
     batch = f"{workload['batch_size']:,}"
     if "micro_batch_size" in block:
@@ -38,6 +38,8 @@ def facts(block: dict[str, Any]) -> str:
         swept = [f"{name} {', '.join(map(str, given))}" for name, given in values.items()]
         optimizers.append(f"`{label_of(entry)}`" + (f" ({'; '.join(swept)})" if swept else ""))
     name = f"`{block['workload']['name']}`, {workload['dataset']}"
+    if len(widths) > 1:
+        name += f", width {workload['hidden_size']}"
     if workload.get("centred_inputs"):
         name += ", centred inputs"
     return f"| {name} | {batch} | {block['steps']:,} | {len(block['seeds'])} | {target} | {', '.join(optimizers)} |"
@@ -69,5 +71,20 @@ def test_a_page_says_what_the_experiments_file_says(file: Path):
         lines = found[f"`{tier}`"].splitlines()
         assert lines.count(HEAD) == 1
         rows = [line for line in lines if line.startswith("| `")]
-        assert rows == [facts(block) for block in blocks]
+        widths = {block["workload"].get("hidden_size") for block in blocks}
+        assert rows == [facts(block, widths) for block in blocks]
         assert any(line and not line.startswith("|") for line in lines), f"{tier}: a table alone explains nothing"
+
+
+OUTCOMES = [page for page in sorted(PAGES.glob("*.md")) if "## What came out" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", OUTCOMES, ids=lambda page: page.stem)
+def test_what_came_out_is_what_the_references_table_says(page: Path):
+    """Truth: the table of the page's name, beside the figure that the page shows."""
+    said = sections(page.read_text(encoding="utf-8"))["What came out"]
+    (picture,) = re.findall(r"!\[[^]]*\]\(([^)]+)\)", said)
+    table = ((page.parent / picture).parents[1] / "tables" / f"{page.stem}.csv").read_text(encoding="utf-8")
+    intervals = re.findall(r"-?[\d.]+ \[-?[\d.]+, -?[\d.]+\]", said)
+    assert intervals
+    assert [interval for interval in intervals if f'"{interval}"' not in table] == []

@@ -53,6 +53,9 @@ FIGURES: Final = (
     "fig17_ratios_appendix",
     "fig18_factors",
     "fig20_target_sweep",
+    "fig21_ladder",
+    "fig22_batch_size",
+    "fig23_width",
 )
 """The figures that are copied. The others can be drawn again from the tables."""
 
