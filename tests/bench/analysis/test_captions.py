@@ -155,6 +155,8 @@ FOUR_SEEDS = _all(_runs(), _runs("sgd", range(4)))
         (_all(_runs().assign(tuned=False), _runs("sgd")), "Tuned: sgd."),
         # Truth: by hand; the median over seeds of the cosine of update and gradient.
         (_all(_runs(), COSINES), "Inert (median cosine of update and gradient 0.999 or more): kaisa on autoencoder."),
+        # At other values of another experiment it acts.
+        (_all(COSINES, COSINES.assign(experiment="x", direction_cosine=0.5)), "kaisa on update_rules autoencoder."),
     ],
 )
 def test_a_caption_names_what_a_picture_does_not_show(runs, text):

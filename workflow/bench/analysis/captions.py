@@ -68,7 +68,7 @@ def _tuned(runs: pd.DataFrame, names: Names) -> str:
 def inert_labels(cosines: Iterable[tuple[str, float]]) -> list[str]:
     """Return the labels whose median cosine is `INERT` or more, sorted.
 
-    cosines: the label and the column ``direction_cosine`` of runs of one workload.
+    cosines: the label and the column ``direction_cosine`` of runs of one experiment on one workload.
     """
     of_label: dict[str, list[float]] = {}
     for label, cosine in cosines:
@@ -79,9 +79,10 @@ def inert_labels(cosines: Iterable[tuple[str, float]]) -> list[str]:
 def _inert(runs: pd.DataFrame, names: Names) -> str:
     """Return a sentence on the preconditioners that hardly change the gradient's direction; empty without any."""
     phrases = []
-    for workload, rows in runs.dropna(subset=["direction_cosine"]).groupby("workload"):
+    for (experiment, workload), rows in runs.dropna(subset=["direction_cosine"]).groupby(["experiment", "workload"]):
         if labels := inert_labels(zip(rows["optimizer"], rows["direction_cosine"], strict=True)):
-            phrases.append(f"{', '.join(map(names.optimizer, labels))} on {names.workload(str(workload))}")
+            place = _place(runs, experiment, workload, names)
+            phrases.append(f"{', '.join(map(names.optimizer, labels))} on {place}")
     return f"inert (median cosine of update and gradient {INERT:g} or more): {'; '.join(phrases)}" if phrases else ""
 
 
