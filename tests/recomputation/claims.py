@@ -13,7 +13,7 @@ import pandas as pd
 from tests.recomputation import probes
 from tests.recomputation.probes import Part, judged
 from tests.recomputation.reading import Condition, Experiment, Folder, claims
-from tests.recomputation.statistics import Found, difference, of_all
+from tests.recomputation.statistics import Found, difference, median, of_all, verdict
 from tests.recomputation.targets import Clock, Compared, arrivals, compared, is_inert, keys_of, own_lengths
 
 CARRIERS = {
@@ -184,7 +184,7 @@ def period_loss(folder: Folder, given: list[Condition]) -> list[Part]:
 
 
 def sensitivity(folder: Folder, given: list[Condition]) -> list[Part]:
-    """C18: the best accuracy, its mean over the learning rates, MKOR's minus each rival's."""
+    """C18: the best accuracy, its mean over the learning rates, MKOR's minus each rival's; open if counts disagree."""
     trained = folder.experiment("resnet_cifar10_lr")
     mkor = trained.mkor()
     labels = [mkor, *RATES_OF.values()]
@@ -206,12 +206,21 @@ def sensitivity(folder: Folder, given: list[Condition]) -> list[Part]:
     means = grid.dropna().mean(axis=1)
     if set(means.index.get_level_values("optimizer")) < set(labels):
         return []
+    arrived = ((runs["status"] == "finished") & runs["steps_to_target"].notna()).groupby(
+        [runs["optimizer"], runs["seed"]]
+    )
+    counts = arrived.sum().reindex(means.index).astype(float)
     parts = []
     for name, rival in RATES_OF.items():
         found = difference(means[mkor], means[rival], folder.level)
         if found is None:
             return []
-        parts.append(Part(name, "not tested") if is_inert(trained, rival) else judged(name, found, given[0]))
+        part = judged(name, found, given[0])
+        apart = counts.unstack("optimizer")[[mkor, rival]].dropna()
+        counted = median((apart[mkor] - apart[rival]).to_numpy(float), folder.level)
+        if counted and verdict(counted, given[0]._replace(margin=None)) != part.verdict:
+            part = part._replace(verdict="inconclusive")
+        parts.append(Part(name, "not tested") if is_inert(trained, rival) else part)
     return parts
 
 

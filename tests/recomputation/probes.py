@@ -157,18 +157,28 @@ def decay(rows: pd.DataFrame, given: list[Condition]) -> list[Part]:
 
 
 def singular(rows: pd.DataFrame, given: list[Condition]) -> list[Part]:
-    """C17: the condition number of the running right factor, last step over first, by layer."""
+    """C17: the condition number of the running right factor without the identity over the first batch's, by layer."""
     parts = []
     for workload, of_workload in rows.groupby("workload"):
         ends = [of_workload["step"].min(), of_workload["step"].max()]
         if ends[0] == ends[1]:
             continue
-        running = of_workload[of_workload["factor"] == "running"]
+        kinds = zip(("batch", "running"), ends, strict=True)
+        first, last = (
+            of_workload[(of_workload["factor"] == factor) & (of_workload["step"] == step)].set_index("layer")
+            for factor, step in kinds
+        )
         # An eigenvalue within rounding carries nothing: the matrix is singular.
-        number = running["condition_number"].astype(float).mask(running["smallest"] <= running["resolution"], inf)
-        first, last = (number[running["step"] == step].groupby(running["layer"]).median() for step in ends)
-        found = ratio(last, first, LEVEL)
-        parts.append(judged(str(workload), found, given[0]) if found else Part(str(workload), "inconclusive"))
+        at_end, at_start = (
+            ((one["largest"] - one["start_weight"]) / (one["smallest"] - one["start_weight"]))
+            .mask(one["smallest"] - one["start_weight"] <= one["resolution"], inf)
+            .groupby(level=0)
+            .median()
+            for one in (last, first)
+        )
+        unknown = (np.isinf(at_end) & np.isinf(at_start)).mean()
+        found = ratio(at_end, at_start, LEVEL) if unknown < 0.5 else None
+        parts.append(judged(str(workload), found, given[0]) if found else Part(str(workload), "not tested"))
     return parts
 
 

@@ -235,20 +235,25 @@ def rank1_error(
 
 
 def spectra(running: Sequence[float] = (1.0, 100.0), *, layers: int = 6, singular: int = 0) -> pd.DataFrame:
-    """Return rows of probes/spectra.csv: condition numbers of the running averages at the first and last step.
+    """Return rows of probes/spectra.csv: conditions of the first batch and the last average without identity.
 
-    ``singular`` layers' averages are so at the last; the batch factors grow from 10 to 20 whatever the averages do.
+    ``singular`` layers' averages are so at the last; the batch factors double whatever the averages do. Averages have
+    a weight of 0.95 of the identity at the first step and 0.005 at the last, beside a rest of at most 1.
     """
     rows = []
-    conditions = {("batch", 0): 10.0, ("batch", 100): 20.0, ("running", 0): running[0], ("running", 100): running[1]}
+    first, last = running
+    conditions = {("batch", 0): first, ("batch", 100): 2 * first, ("running", 0): first, ("running", 100): last}
     for at in combinations(
         workload=("bert", "resnet"), layer=range(layers), factor=("batch", "running"), step=(0, 100)
     ):
         is_running = at["factor"] == "running"
         is_singular = is_running and at["step"] and at["layer"] < singular
         low = 0.0 if is_singular else 1 / (conditions[at["factor"], at["step"]] * (1 + 0.01 * at["layer"]))
-        about = {"optimizer": "kaisa", "seed": 0, "resolution": 1e-7, "start_weight": 0.005 if is_running else 0.0}
-        values = {"smallest": low, "condition_number": 1 / low if low else float("inf")}
+        weight = (0.005 if at["step"] else 0.95) if is_running else 0.0
+        about = {"optimizer": "kaisa", "seed": 0, "resolution": 1e-7, "start_weight": weight}
+        smallest, largest = low + weight, 1 + weight
+        condition = largest / smallest if smallest else float("inf")
+        values = {"smallest": smallest, "largest": largest, "condition_number": condition}
         rows.append({**at, "layer": f"layer {at['layer']}", **about, **values})
     return pd.DataFrame(rows)
 

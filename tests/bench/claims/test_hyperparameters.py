@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -166,6 +167,36 @@ def test_c18_judges_the_mean_of_best_accuracies_and_states_the_counts():
 def test_c18_gives_counts_of_six_seeds_the_interval_of_order_statistics():
     decision = _c18(learning_rates(_counts([4] * 6)))
     assert "The count of mkor minus a rival's: KAISA with clip 1 [1, 1];" in decision.details
+
+
+def test_c18_is_open_where_accuracy_and_counts_disagree():
+    """Truth: by hand; HyLo converges at no more rates than MKOR, and comes further at those at which neither does."""
+    trained = learning_rates(_counts([1, 2] * 4))
+    runs, metrics = trained.runs, trained.metrics
+    of_hylo = metrics["run"].isin(runs.loc[runs["optimizer"] == "hylo", "run"]) & (metrics["value"] < 0.9)
+    decision = _c18(replace(trained, metrics=metrics.assign(value=metrics["value"].mask(of_hylo, 0.7))))
+    (hylo,) = (part for part in decision.parts if part.name == "HyLo")
+    assert hylo.estimate.high < 0
+    assert (hylo.verdict, hylo.reason) == (
+        "inconclusive",
+        "refuted by accuracy, inconclusive by the count of converging rates",
+    )
+    assert decision.parts[0].verdict == "refuted"  # KAISA with clip converges at three
+
+
+def test_c18_states_the_papers_rates_beside_a_wider_grid():
+    """Truth: by hand; with one more rate, at which all are at .5, means over the paper's four stay as they are."""
+    trained = learning_rates(_counts([2, 2, 2]))
+    assert "the paper's:" not in _c18(trained).details
+    more = trained.runs[trained.runs["hyperparameters"] == {"lr": 1.0}]
+    more = more.assign(run=more["run"] + "x", hyperparameters=[{"lr": 0.001}] * len(more), steps_to_target=np.nan)
+    rows = trained.metrics[trained.metrics["run"].isin(trained.runs.loc[more.index, "run"])]
+    wide = replace(
+        trained,
+        runs=pd.concat([trained.runs, more]),
+        metrics=pd.concat([trained.metrics, rows.assign(run=rows["run"] + "x", value=0.5)]),
+    )
+    assert "The same at the rates from 0.01 to 10 alone, the paper's: KAISA with clip -0.112" in _c18(wide).details
 
 
 def test_a_run_that_diverged_counts_as_the_worst():

@@ -86,9 +86,9 @@ ONE_SIDE_WORSE = {"activation": 0.2, "gradient": 0.8}
         ("C16", rank1_error(change=0.05), "refuted", "resnet activations: 0.05; resnet gradients: 0.05"),
         ("C16", rank1_error(change=0.0), "refuted", "resnet activations: 0; resnet gradients: 0"),
         # The factors of the batches double in both cases.
-        ("C17", spectra((1.0, 100.0)), "confirmed", "bert: 100 (0 of 6 layers singular at the end, identity's weight"),
-        ("C17", spectra((1.0, 5.0)), "refuted", "bert: 5 (0 of 6 layers singular at the end, identity's weight 0.005)"),
-        ("C17", spectra(singular=6), "confirmed", "bert: infinite (6 of 6 layers singular at the end, "),
+        ("C17", spectra((1.0, 100.0)), "confirmed", "bert: 100 (0 of 6 layers singular at the end); resnet"),
+        ("C17", spectra((1.0, 5.0)), "refuted", "bert: 5 (0 of 6 layers singular at the end); resnet"),
+        ("C17", spectra(singular=6), "confirmed", "bert: infinite (6 of 6 layers singular at the end)"),
         ("C20", numerics(eigenvalue=0.01), "confirmed", "0.01"),
         ("C20", numerics(eigenvalue=-1e-3), "refuted", "-0.004"),
         ("C20", numerics(eigenvalue=math.nan), "refuted", "-infinite"),
@@ -205,7 +205,7 @@ def _changed(rows: pd.DataFrame, query: str, column: str, factor: float) -> pd.D
         ),
         (
             "C17",
-            _changed(spectra(), "workload == 'resnet' and step == 100", "condition_number", 0.05),
+            _changed(spectra(), "workload == 'resnet' and step == 100", "smallest", 10),
             "bert confirmed; resnet refuted",
         ),
     ],
@@ -328,6 +328,24 @@ def test_c17_counts_a_factor_below_the_resolution_of_float32_as_singular():
     assert "bert: infinite (6 of 6 layers" in decide("C17", rows).measured
     of_resnet = spectra().query("step == 0 or workload == 'resnet'")
     assert decide("C17", of_resnet).measured.startswith("resnet: 100 (0 of 6 layers")
+
+
+def test_c17_does_not_take_the_fading_identity_for_growth():
+    """Truth: by hand; 0.95 I + R becomes 0.005 I + R, of which R has a condition number of 100 at both steps."""
+    rows = spectra((100.0, 100.0))
+    running = rows[(rows["factor"] == "running") & (rows["layer"] == "layer 0")].groupby("step")["condition_number"]
+    assert running.max()[100] > 30 * running.max()[0]
+    decision = decide("C17", rows)
+    assert (decision.verdict, decision.parts[0].estimate.value) == ("refuted", pytest.approx(1.0))
+
+
+def test_c17_does_not_test_a_net_whose_first_factors_are_singular():
+    rows = spectra()
+    rows.loc[(rows["workload"] == "bert") & (rows["factor"] == "batch"), "smallest"] = 0.0
+    rows.loc[(rows["workload"] == "bert") & (rows["step"] == 100), "smallest"] = 0.0
+    decision = decide("C17", rows)
+    assert decision.verdict == "inconclusive"
+    assert "bert not tested (singular from the first batch on in 6 of 6 layers); resnet confirmed" in decision.why
 
 
 def test_c17_takes_layers_for_its_sample_and_not_their_seeds():

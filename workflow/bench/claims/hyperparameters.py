@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.curves import fall_of
-from workflow.bench.analysis.estimates import median_minimum, paired_difference
+from workflow.bench.analysis.estimates import Estimate, median_minimum, paired_difference
 from workflow.bench.analysis.lr_outcomes import converging_rates, mean_best, outcomes
 from workflow.bench.analysis.wording import capital, integer_ranges, named_seeds
 from workflow.bench.claims.decision import (
@@ -32,6 +33,8 @@ from workflow.bench.results.sources import from_runs
 
 RIVALS: Final = {"kaisa": "KAISA with clip", "kaisa_no_clip": "KAISA without clip", "hylo": "HyLo", "sgd": "SGD"}
 """The rivals' labels and names; KAISA's kl_clip shortens steps more at higher learning rates."""
+PUBLISHED_RATES: Final = (0.01, 10.0)
+"""The least and the largest learning rate of the paper's table (``lr_sensitivity_resnet50_cifar10.csv``)."""
 
 
 def _mean_losses(rows: pd.DataFrame) -> dict[int, float]:
@@ -118,9 +121,9 @@ def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Dec
     """Decide C18: MKOR's best accuracy, the mean over learning rates, minus each rival's, paired by seed.
 
     MKOR is the least sensitive if it is ahead of every rival; an inert one is not tested (`Trained.inert`). The paper
-    counts rates that converge, without defining convergence. Counts are small whole numbers with many ties, which a t
-    interval does not suit, and fewer than six seeds give their median no interval; so they are details.
-    `analysis.lr_outcomes` defines what counts as converged; a seed counts if its runs at every rate have ended.
+    counts rates that converge, without defining convergence: `analysis.lr_outcomes` does. Counts of fewer than six
+    seeds have no interval that suits them; with one, a part is open where the two measures disagree: accuracy also
+    counts how far rates come that are too small for so few steps. A seed counts if its runs at every rate have ended.
 
     Args:
         trained: the results of ``resnet_cifar10_lr``.
@@ -136,18 +139,19 @@ def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Dec
     if incomplete := [label for label in labels if label not in counts]:
         # A mean over fewer rates would be over easier ones.
         return not_tested(f"No seed of {', '.join(incomplete)} has ended at every learning rate.")
-    best = mean_best(ended, trained.metrics)
+    ahead = _ahead(ended, trained.metrics, mkor)
+    if lacking := [rival for rival in RIVALS if rival not in ahead]:
+        return not_tested(f"{mkor} and {lacking[0]} share no seed that has ended at every learning rate.")
+    parts = [
+        trained.unless_inert(rival, _agreed(Part.judged(name, ahead[rival], conditions[0]), counts, mkor, rival))
+        for rival, name in RIVALS.items()
+    ]
     target = ended["target"].iloc[0]
-    parts = []
-    for rival, name in RIVALS.items():
-        # Above 0 must favor MKOR, whether the metric rises or falls.
-        ahead = (best[mkor], best[rival]) if target.direction == "above" else (best[rival], best[mkor])
-        difference = paired_difference(*ahead)
-        if difference is None:
-            return not_tested(f"{mkor} and {rival} share no seed that has ended at every learning rate.")
-        parts.append(trained.unless_inert(rival, Part.judged(name, difference, conditions[0])))
     # The paper's own measure stands beside ours, so that a reader can compare the two.
     by_seed = (f"{label} {', '.join(str(counts[label][seed]) for seed in sorted(counts[label]))}" for label in labels)
+    published_rates = ended[ended["lr"].between(*PUBLISHED_RATES)]
+    at_published = _ahead(published_rates, trained.metrics, mkor) if len(published_rates) < len(ended) else {}
+    stated = "; ".join(f"{RIVALS[rival]} {with_interval(one)}" for rival, one in at_published.items())
     return Decision(
         tuple(parts),
         f"Best {target.split} {target.metric}, the mean over {ended['lr'].nunique()} learning rates, MKOR's minus each "
@@ -155,6 +159,9 @@ def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Dec
         sentences(
             f"{capital(statistics_used(parts))}; a run that diverged counts as the worst. The paper counts rates "
             "instead, without defining convergence.",
+            f"The same at the rates from {PUBLISHED_RATES[0]:g} to {PUBLISHED_RATES[1]:g} alone, the paper's: {stated}."
+            if stated
+            else "",
             f"Rates that reach {target.describe()}, by seed: {'; '.join(by_seed)}.",
             f"The count of {mkor} minus a rival's: {'; '.join(_differences(counts, mkor))}.",
             f"By rate: {'; '.join(_by_rate(ended, label) for label in labels)}.",
@@ -163,6 +170,30 @@ def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Dec
         seeds=integer_ranges(counts[mkor]),
         data=from_runs(f"{trained.name}.runs.csv", ended) + from_runs(f"{trained.name}.csv", ended),
     )
+
+
+def _ahead(ended: pd.DataFrame, metrics: pd.DataFrame, mkor: str) -> dict[str, Estimate]:
+    """Return by rival how far MKOR's mean best value is ahead of its; above 0 favors MKOR, however the metric runs."""
+    best = mean_best(ended, metrics)
+    rises = ended["target"].iloc[0].direction == "above"
+    found = {
+        rival: paired_difference(*((best[mkor], best[rival]) if rises else (best[rival], best[mkor])))
+        for rival in RIVALS
+    }
+    return {rival: difference for rival, difference in found.items() if difference is not None}
+
+
+def _agreed(part: Part, counts: Mapping[str, Mapping[int, int]], mkor: str, rival: str) -> Part:
+    """Return a part, open where the counts of converging rates have an interval and another verdict."""
+    difference = paired_difference(counts[mkor], counts[rival])
+    if part.condition is None or difference is None or difference.n < median_minimum():
+        return part
+    # The margin is one of accuracy.
+    by_count = replace(part.condition, margin=None).judge(difference)
+    if by_count == part.verdict:
+        return part
+    reason = f"{part.verdict} by accuracy, {by_count} by the count of converging rates"
+    return replace(part, verdict="inconclusive", reason=reason)
 
 
 def _differences(counts: Mapping[str, Mapping[int, int]], mkor: str) -> Iterator[str]:

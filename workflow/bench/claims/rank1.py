@@ -156,33 +156,36 @@ def decide_decay(rows: pd.DataFrame, conditions: Sequence[Condition]) -> Decisio
     )
 
 
-def _growth(rows: pd.DataFrame, first: float, last: float) -> tuple[Estimate | None, int, int]:
-    """Return the ratio of condition numbers at the last and first step, the layers singular at both, and all layers.
+def _conditions(rows: pd.DataFrame) -> pd.Series:
+    """Return the condition number of one factor of each layer, without the identity that a running average starts from.
 
-    The ratio is paired by layer, each the median over seeds. A factor with a smallest eigenvalue below ``resolution``,
-    the size of rounding, is singular and has an infinite condition number; the growth of one that is singular at both
-    steps is unknown.
+    The factor is ``start_weight I`` and a rest, whose eigenvalues are as much smaller. One with an eigenvalue below
+    ``resolution``, the size of rounding, is singular: its condition number is infinite.
     """
-    # Below float32's resolution the eigenvalue is rounding: its size, and even its sign, carry nothing.
-    condition = rows["condition_number"].astype(float).where(rows["smallest"] > rows["resolution"], np.inf)
-    table = rows.assign(condition_number=condition).pivot_table(
-        index="layer", columns="step", values="condition_number", aggfunc="median"
-    )
-    ends = table.reindex(columns=[first, last]).dropna()
+    smallest, largest = (rows[name].astype(float) - rows["start_weight"] for name in ("smallest", "largest"))
+    condition = (largest / smallest).where(smallest > rows["resolution"], np.inf)
+    return condition.groupby(rows["layer"]).median()
+
+
+def _growth(early: pd.DataFrame, late: pd.DataFrame) -> tuple[Estimate | None, int, int]:
+    """Return the ratio of `_conditions`, paired by layer, the layers that are singular in both, and all layers.
+
+    The growth of a factor that is singular in both is unknown.
+    """
+    ends = pd.concat([_conditions(early), _conditions(late)], axis=1).dropna()
     both = int(np.isinf(ends).all(axis=1).sum())
-    early, late = (dict(enumerate(ends[step])) for step in (first, last))
-    return paired_ratio(late, early), both, len(ends)
+    first, last = (dict(enumerate(ends[column])) for column in ends)
+    return paired_ratio(last, first), both, len(ends)
 
 
-def _running_part(workload: str, running: pd.DataFrame, first: float, last: float, condition: Condition) -> Part:
-    """Return the part of a workload's running averages of its factors."""
-    ratio, _, layers = _growth(running, first, last)
-    at_end = running[running["step"] == last]
-    singular = at_end.loc[at_end["smallest"] <= at_end["resolution"], "layer"].nunique()
-    weight = number(float(at_end["start_weight"].max()))
-    about = f"{singular} of {layers} layers singular at the end, identity's weight {weight}"
-    if ratio is None:
-        return Part(workload, "inconclusive", about)
+def _running_part(workload: str, batch: pd.DataFrame, running: pd.DataFrame, condition: Condition) -> Part:
+    """Return the part of a workload: its running averages at the last step over the first step's batch."""
+    ratio, both, layers = _growth(batch, running)
+    singular = int(np.isinf(_conditions(running)).sum())
+    about = f"{singular} of {layers} layers singular at the end"
+    if 2 * both >= layers or ratio is None:
+        reason = f"singular from the first batch on in {both} of {layers} layers"
+        return Part(workload, "not tested", "", reason=reason)
     growth = "infinite" if math.isinf(ratio.value) else number(ratio.value)
     return Part(workload, condition.judge(ratio), f"{growth} ({about})", interval_of(ratio), ratio, condition)
 
@@ -190,8 +193,9 @@ def _running_part(workload: str, running: pd.DataFrame, first: float, last: floa
 def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
     """Decide C17: condition numbers of KFAC's running right factors at the last step over those at the first, by layer.
 
-    The running average is what KFAC inverts. It starts from the identity, whose weight bounds its eigenvalues from
-    below: the claim is about what is left once that weight has faded. The factor of each batch stands in the details.
+    The running average is what KFAC inverts. It starts from the identity, so that its condition number grows as that
+    fades, whatever training does: the claim is about the rest, which at the first step is the batch's own factor, by a
+    weight. The growth of single batches stands in the details.
     """
     parts, of_batches = [], []
     for workload, of_workload in rows.groupby("workload"):
@@ -201,8 +205,9 @@ def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition])
             continue
         # KFAC inverts the running average: a batch of fewer rows than the width is singular by counting alone.
         running, batch = (of_workload[of_workload["factor"] == kind] for kind in ("running", "batch"))
-        parts.append(_running_part(str(workload), running, first, last, conditions[0]))
-        growth, both, layers = _growth(batch, first, last)
+        of_first, of_last = (batch[batch["step"] == step] for step in (first, last))
+        parts.append(_running_part(str(workload), of_first, running[running["step"] == last], conditions[0]))
+        growth, both, layers = _growth(of_first, of_last)
         if growth is not None:
             of_batches.append(f"{workload} {with_interval(growth)}, {both} of {layers} layers singular at both ends")
     if not parts:
@@ -210,10 +215,10 @@ def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition])
     used = statistics_used(parts)
     return Decision(
         tuple(parts),
-        f"Condition number of the running right factor at the last step over that at the first, of steps "
-        f"{integer_ranges(rows['step'])}: {part_verdicts(parts)}.",
+        "Condition number of the running right factor, without what is left of the identity, at the last step over "
+        f"that of the first step's batch, of steps {integer_ranges(rows['step'])}: {part_verdicts(parts)}.",
         sentences(
-            f"Over layers: {used}." if used else "",
+            f"Over the layers of one net: {used}." if used else "",
             "A factor is singular if its smallest eigenvalue is within rounding in float32.",
             f"The factors of single batches: {'; '.join(of_batches)}." if of_batches else "",
         ),

@@ -160,9 +160,11 @@ def _scores(kept: Kept) -> str:
 def _learning_rate(kept: Kept) -> str:
     kaisa, sgd = kept.of_claim("C18", "KAISA without clip", "SGD")
     need(kaisa.high < 0, "C18 is not below 0 for KAISA without its clip")
+    at_published = re.search(r"alone, the paper's: (.+?)\. Rates that reach", kept.claim("C18")["details"])
+    published = f" At the paper's rates alone, 0.01 to 10, it is for {at_published[1]}." if at_published else ""
     return (
         "MKOR's best accuracy, averaged over the rates, minus that of KAISA without the clip (its `kl_clip`, which "
-        f"shortens steps) is {kaisa}; minus SGD's {sgd} (C18). These intervals are over seeds."
+        f"shortens steps) is {kaisa}; minus SGD's {sgd} (C18).{published} These intervals are over seeds."
     )
 
 
