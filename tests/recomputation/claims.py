@@ -144,7 +144,7 @@ def switch(folder: Folder, given: list[Condition]) -> list[Part]:
 
 
 def period_loss(folder: Folder, given: list[Condition]) -> list[Part]:
-    """C09: the mean loss over training at a period minus that at the next shorter one."""
+    """C09: the mean loss over training at a period minus that at the next shorter one, and the ends."""
     trained = folder.experiment("autoencoder_inversion")
     if not len(trained.ended):
         return []
@@ -176,7 +176,8 @@ def period_loss(folder: Folder, given: list[Condition]) -> list[Part]:
         finished = of_label.loc[of_label["status"] == "finished", "run"]
         fall = float(np.mean([losses[run]["value"].iloc[0] - losses[run]["value"].iloc[-1] for run in finished]))
         means = of_label.pivot_table(index="inverse_update_period", columns="seed", values="mean", aggfunc="last")
-        for shorter, longer in zip(means.index, means.index[1:], strict=False):
+        ends = [(means.index[0], means.index[-1])] if len(means) > 2 else []
+        for shorter, longer in [*zip(means.index, means.index[1:], strict=False), *ends]:
             found = difference(means.loc[longer].dropna(), means.loc[shorter].dropna(), folder.level)
             if found:
                 parts.append(judged(f"{label}, period {longer:g} minus period {shorter:g}", found, given[0], fall))

@@ -84,6 +84,17 @@ def test_c09_is_refuted_by_one_optimizer_or_pair_of_periods():
     assert "mkor, period 10 minus period 1 refuted; mkor, period 100 minus period 10 confirmed" in pairs.why
 
 
+def test_c09_is_refuted_where_two_steps_within_the_margin_add_up():
+    """Truth: by hand; of a fall of 10 the margin is 0.2, and each period ten times as long lowers the mean by 0.15."""
+    trained = _inversion(_at(1, 0.5), _at(10, 0.35), _at(100, 0.2))
+    rows = trained.metrics
+    at_start = rows["step"] == 0
+    falling = rows.assign(value=rows["value"].mask(at_start, 10.35))
+    decision = _c09(replace(trained, metrics=falling))
+    assert [part.verdict for part in decision.parts] == ["no difference", "no difference", "refuted"]
+    assert decision.parts[-1].name == "mkor, period 100 minus period 1"
+
+
 def test_c09_is_the_area_under_the_curve():
     """Truth: by hand; a loss of 4 that falls to 0 in a line has the mean 2, one that falls in the first step less."""
     trained = _inversion(_at(10, 0.0, seeds=range(2)), _at(100, 0.0, seeds=range(2)))

@@ -16,7 +16,7 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, current_level, ratio_of_means
 from workflow.bench.analysis.study_ratios import log_ratios, nothing_to_compare
-from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, target_sweep
+from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, TargetSweep, target_sweep
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.tables import Results
 
@@ -76,6 +76,13 @@ class Ladder:
     def ratio(self, rung: str) -> Estimate | None:
         """Return the iterations of a rung over those of the base optimizer; None if it has no runs to compare."""
         return self.compared(self.label(rung), self.base)
+
+    def at_final_quality(self, rung: str) -> Estimate | None:
+        """Return the iterations to the base's final quality, the target at `FINAL` of its steps, over the base's."""
+        label = self.label(rung)
+        if label not in self.sweep.courses or FINAL not in self.sweep.targets:
+            return None
+        return self.sweep.at(FINAL).steps_ratio(label, self.base).estimate
 
     def compared(self, above: str, below: str) -> Estimate | None:
         """Return the iterations of one label over those of another; None if one of them has no runs to compare."""

@@ -56,11 +56,13 @@ def _mean_losses(rows: pd.DataFrame) -> dict[int, float]:
 
 
 def _period_parts(label: str, rows: pd.DataFrame, condition: Condition) -> Iterator[Part]:
-    """Yield an optimizer's parts: every period against the next shorter one, paired by seed."""
+    """Yield an optimizer's parts: every period against the next shorter one, and the longest against the shortest."""
     by_period = {float(str(period)): _mean_losses(at) for period, at in rows.groupby("inverse_update_period")}
     fall = fall_of(rows)
-    # Neighbours, and not the ends alone: the claim is that every update more helps.
-    for shorter, longer in pairwise(sorted(by_period)):
+    periods = sorted(by_period)
+    # Neighbours: the claim is that every update more helps. And the ends: two steps within the margin may add up.
+    ends = [(periods[0], periods[-1])] if len(periods) > 2 else []
+    for shorter, longer in [*pairwise(periods), *ends]:
         difference = paired_difference(by_period[longer], by_period[shorter])
         if difference is not None:
             yield Part.judged(f"{label}, period {longer:g} minus period {shorter:g}", difference, condition, fall)
@@ -84,11 +86,12 @@ def remembers_equally(runs: pd.DataFrame) -> bool:
 
 
 def decide_period_loss(trained: Trained, conditions: Sequence[Condition]) -> Decision:
-    """Decide C09: the mean validation loss over training at a period minus that at the next shorter one.
+    """Decide C09: the mean validation loss over training at a period minus that at a shorter one.
 
     The paper shows the autoencoder, ``autoencoder_inversion``. The claim needs every optimizer and every pair of
-    neighbouring periods. Labels that remember equally many steps at all periods decide it (`remembers_equally`); in the
-    others a longer memory would be taken for the effect of the period, and they stand in the details.
+    neighbouring periods, and of the longest and the shortest. Labels that remember equally many steps at all periods
+    decide it (`remembers_equally`); in the others a longer memory would be taken for the effect of the period, and they
+    stand in the details.
     """
     losses = trained.validation_losses()
     losses = losses[losses["status"].isin(ENDED)]
@@ -106,7 +109,7 @@ def decide_period_loss(trained: Trained, conditions: Sequence[Condition]) -> Dec
         return not_tested(unequal if other else f"No finished pair of periods in {trained.name}.", beside)
     return Decision(
         tuple(equal),
-        f"Mean validation loss over training at a period minus that at the next shorter one: {part_verdicts(equal)}.",
+        f"Mean validation loss over training at a period minus that at a shorter one: {part_verdicts(equal)}.",
         sentences(
             f"{capital(statistics_used(equal))}.",
             "Factors fade equally fast in steps at all periods.",

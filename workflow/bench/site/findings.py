@@ -78,6 +78,7 @@ def _newer(kept: Kept) -> str:
         all(one.high < 1 and one.value < other.value for one, other in zip(muon, mkor, strict=True)), "MKOR needs fewer"
     )
     need(muon[0].high < mkor[0].low, "the intervals on the language model meet")
+    meet = ", where the two intervals meet" if muon[1].high >= mkor[1].low else ""
     studies = len({row["study"] for row in kept.rows("field_alexnet.runs", "field")} - {""})
     which = "one study, which makes them too short" if studies == 1 else f"{studies} studies"
     # As docs/field.md shows ratios.
@@ -86,8 +87,8 @@ def _newer(kept: Kept) -> str:
     )
     return (
         f"With as many trials Muon takes {muon_text} of AdamW's iterations on a small language model, MKOR "
-        f"{mkor_text}; on AlexNet {muon_images} and {mkor_images} of SGD's ([the field](docs/field.md); intervals are "
-        f"of {which})."
+        f"{mkor_text}; on AlexNet {muon_images} and {mkor_images} of SGD's{meet} ([the field](docs/field.md); "
+        f"intervals are of {which})."
     )
 
 
@@ -180,17 +181,41 @@ def _both_sides(kept: Kept) -> str:
     )
 
 
+def _ends_lowest(kept: Kept) -> str:
+    rows = {row["optimizer"]: row for row in kept.rows("tables/field_results", "field") if row["experiment"] == _FIRST}
+    labels = ("kaisa", "mkor", "sgd")
+    need(set(labels) <= rows.keys(), f"{_FIRST} lacks a label")
+    ends = {label: [rows[label][f"end{part}"] for part in ("", ", low", ", high")] for label in labels}
+    need(all(all(end) for end in ends.values()), "an end has no interval")
+    kaisa, mkor, sgd = (Measured(*map(float, ends[label])) for label in labels)
+    need(kaisa.high < mkor.low, "KAISA does not end below MKOR")
+    return f"In `{_FIRST}` the validation loss ends at {kaisa} with KAISA, {mkor} with MKOR and {sgd} with SGD."
+
+
+_FIRST: Final = "field_autoencoder"
+
+
 def _better_base(kept: Kept) -> str:
     labels = ("lamb", "mkor", "adamw", "mkor_adamw", "kaisa_adamw")
     losses = kept.last_losses("bert_pretraining")
     need(set(labels) <= set(losses), "the records lack a label")
     lamb, mkor, adamw, over, kaisa = (losses[label] for label in labels)
-    need(adamw < lamb and mkor < lamb and over < adamw, "the order of the losses is another")
+    need(adamw < mkor < lamb, "the order of the losses is another")
+    column = "fewer iterations than its base, final quality"
+    rows = {row["optimizer"]: row for row in kept.rows("tables/time_to_target") if row["experiment"] == _BERT}
+    saved = {label: rows[label][column] for label in ("mkor_adamw", "kaisa_adamw")}
+    intervals = [re.fullmatch(r"[\d.]+ \[([\d.]+), ([\d.]+)\]", cell) for cell in saved.values()]
+    is_open = [found and float(found[1]) <= 1 <= float(found[2]) for found in intervals]
+    need(all(is_open), "the iterations that MKOR or KAISA save over AdamW are decided")
     return (
-        f"BERT's validation loss in `bert_pretraining` ends at {lamb:.2f} with LAMB, {mkor:.2f} with MKOR over LAMB, "
+        f"BERT's validation loss in `{_BERT}` ends at {lamb:.2f} with LAMB, {mkor:.2f} with MKOR over LAMB, "
         f"{adamw:.2f} with AdamW, {over:.2f} with MKOR and {kaisa:.2f} with KAISA over AdamW (medians over seeds, no "
-        "intervals)."
+        f"intervals). To AdamW's final quality AdamW takes {saved['mkor_adamw']} of MKOR's iterations and "
+        f"{saved['kaisa_adamw']} of KAISA's."
     )
+
+
+_BERT: Final = "bert_pretraining"
 
 
 def _inert(kept: Kept) -> str:
@@ -227,7 +252,10 @@ def _ladder(kept: Kept) -> str:
     plain = [row for row in rows if row["inputs"] == "plain" or row["rung"] == "centred"]
     by_rung = {name: [row for row in plain if row["rung"] == rung] for name, rung in rungs.items()}
     need(all(by_rung.values()), "a rung has no row")
-    saves = (f"{name} on {_saves(of_rung, 'iterations / base')}" for name, of_rung in by_rung.items())
+    columns = ("iterations / base", "iterations / base, final quality")
+    saves, at_end = (
+        [f"{name} on {_saves(of_rung, column)}" for name, of_rung in by_rung.items()] for column in columns
+    )
     parts = {
         "MKOR's left factor saves some": "mkor / one_side",
         "its memory of past inputs": "one_side / one_vector",
@@ -249,7 +277,8 @@ def _ladder(kept: Kept) -> str:
     )
     return (
         "A method saves iterations on a pair of a workload and a base if its interval lies below the base's: "
-        f"{listed(saves)} (`fig21_ladder`). {listed(worth)}.{vanishes if decided else ''}"
+        f"{listed(saves)} in the mean of all targets (`fig21_ladder`), {listed(at_end)} at the base's final quality. "
+        f"{listed(worth)}.{vanishes if decided else ''}"
     )
 
 
@@ -265,8 +294,9 @@ def _batch(kept: Kept) -> str:
         for (workload, reference), rows in tested.items()
     )
     return (
-        "Declared before the runs: a method's iterations over those of the reference fall as the batch grows. With the "
-        f"slope on logarithmic axes, {'; '.join(said)} (`fig22_batch_size`)."
+        "Declared before the runs for MKOR, and judged for the others by the same rule: the iterations over those of the "
+        f"reference fall as the batch grows. With the slope on logarithmic axes, {'; '.join(said)} "
+        "(`fig22_batch_size`)."
     )
 
 
@@ -313,7 +343,8 @@ FINDINGS: Final[Mapping[str, Callable[[Kept], str]]] = {
     "What a wider model changes.": _width,
     "MKOR is not the least sensitive to the learning rate.": _learning_rate,
     "With both sides acting MKOR needs fewer iterations on the autoencoder.": _both_sides,
-    "The base optimizer matters, and MKOR helps over the better one, too.": _better_base,
+    "KFAC ends lower than MKOR on the autoencoder.": _ends_lowest,
+    "AdamW ends lower than MKOR over LAMB; what MKOR adds to AdamW is open.": _better_base,
     "Some rivals are inert where they are compared.": _inert,
     "The published numbers do not all agree with each other.": _published,
 }
