@@ -41,6 +41,17 @@ def units_of(*runs: pd.DataFrame) -> dict[int, set[int]]:
     return {study: {seed for seed in shared if studies.get(seed) == study} for study in sorted(known)}
 
 
+def without_each_study(sweep: TargetSweep, above: str, below: str) -> list[TargetSweep]:
+    """Return the sweep of two labels without the seeds of each tuning study in turn; none of fewer than three."""
+    courses = {label: sweep.courses[label] for label in (above, below)}
+    runs = [course.runs for course in courses.values()]
+    units = units_of(*runs) if len(set(studies_of(*runs).values())) > 2 else {}
+    rests = (set().union(*(units[one] for one in units if one != left_out)) for left_out in units)
+    return [
+        replace(sweep, courses={label: _of_seeds(course, rest) for label, course in courses.items()}) for rest in rests
+    ]
+
+
 def _of_seeds(course: Course, seeds: set[int]) -> Course:
     kept = {seed: crossings for seed, crossings in course.crossings.items() if seed in seeds}
     return replace(course, runs=course.runs[course.runs["seed"].isin(seeds)], crossings=kept)

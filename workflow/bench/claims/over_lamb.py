@@ -9,7 +9,7 @@ reaches what LAMB's own reach is judged, as in the paper; else the steps of runs
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -39,10 +39,12 @@ from workflow.bench.claims.finetuning import averages_of
 from workflow.bench.claims.time_to_target import (
     counts,
     disagreement,
+    narrow,
     over_studies,
     overhead,
     part_of,
     reason,
+    robust_part,
     side_by_side,
     sweep_of,
     times_of,
@@ -145,7 +147,8 @@ def _swept(
     )
     data += trained.sources(*labels) + (times_of(trained.name, above, below) if times else NO_SOURCES)
     why = "; ".join(filter(None, (f"to {where}, {reason(pair, ratio, condition)}", other)))
-    return Decision((part_of(name, ratio, condition),), why, details, integer_ranges(ratio.seeds), data=data)
+    part = robust_part(name, lengths or sweep.at(FINAL), above, below, condition, times)
+    return Decision((part,), why, sentences(details, narrow([part])), integer_ranges(ratio.seeds), data=data)
 
 
 def _differs(pair: str, ratio: SweptRatio, views: Views, condition: Condition) -> str:
@@ -179,7 +182,7 @@ def own_sweep(trained: Trained, own: Trained, above: str, below: str) -> tuple[T
     described = (
         f"Runs of {integer_ranges(own.runs['steps'])} steps, each with its own decay ({own.name}), to what {LAMB}'s "
         f"end at with {percent([FINAL])} of the longest length, a {quality}; seeds that reach it at some length: "
-        f"{reached}."
+        f"{reached}. Values are those tuned for the longest length, from which the faster one is further."
     )
     return sweep, sentences(described, left_out(own.of_labels(*labels)))
 
@@ -310,8 +313,8 @@ def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], riva
     """
     decision = _decide(evidence, evidence.times, rival, HYBRID, conditions[0])
     used = (*([evidence.bert] if evidence.in_full else []), *evidence.sweeps)
-    # How often a rival updates its factors decides what its step costs: the reader has to know it.
-    periods = "; ".join(filter(None, (_periods(trained, (rival, HYBRID)) for trained in used)))
+    named = ((WORKLOADS[trained.name], trained.periods((rival, HYBRID))) for trained in used)
+    periods = "; ".join(f"{workload} {found}" for workload, found in named if found)
     decision = decision.with_details(f"Steps between updates: {periods}." if periods else "")
     # The F1 decides where the pre-training counts in full; where it has its own target, the F1 stands beside.
     if evidence.in_full or not evidence.bert.has_target:
@@ -324,17 +327,6 @@ def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], riva
     difference = paired_difference(averages_of(tuned, HYBRID), averages_of(tuned, rival), studies)
     after = f"After fine-tuning, MKOR-H's F1 minus {rival}'s is {with_interval(difference)}." if difference else ""
     return decision.with_details(after, from_runs("bert_squad.runs.csv", tuned.of_labels(HYBRID, rival)))
-
-
-def _periods(trained: Trained, labels: Iterable[str]) -> str:
-    """Return the periods of an experiment's labels: ``autoencoder kaisa 10 and 50, mkor_h 10``; empty without any."""
-    by_label = []
-    for label in labels:
-        for given in trained.of_labels(label)["hyperparameters"].head(1):
-            names = ("factor_update_period", "inverse_update_period", "update_period")
-            periods = dict.fromkeys(str(given[name]) for name in names if given.get(name) is not None)
-            by_label += [f"{label} {' and '.join(periods)}"] if periods else []
-    return f"{WORKLOADS[trained.name]} {', '.join(by_label)}" if by_label else ""
 
 
 def decide_iterations_to_target(evidence: Evidence, conditions: Sequence[Condition]) -> Decision:

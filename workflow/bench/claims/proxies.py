@@ -129,6 +129,8 @@ def worded(parts: Sequence[Part], proxy: str, tier: str, concedes: str = "") -> 
     deciding = [
         part.name for part in parts if part.verdict == verdict or (verdict in undecided and part.verdict in undecided)
     ]
+    # Without one of its tuning studies a part's verdict would be another.
+    said += ", narrowly" if any(part.narrowly for part in parts if part.verdict == verdict) else ""
     if len(deciding) == len(parts):
         return said
     return f"{said}: {', '.join(deciding) if len(deciding) <= _NAMED else f'{len(deciding)} of {len(parts)} parts'}"

@@ -8,7 +8,6 @@ one net are no independent nets.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -186,7 +185,7 @@ def _running_part(workload: str, batch: pd.DataFrame, running: pd.DataFrame, con
     if 2 * both >= layers or ratio is None:
         reason = f"singular from the first batch on in {both} of {layers} layers"
         return Part(workload, "not tested", "", reason=reason)
-    growth = "infinite" if math.isinf(ratio.value) else number(ratio.value)
+    growth = number(ratio.value, infinity="infinite")
     return Part(workload, condition.judge(ratio), f"{growth} ({about})", interval_of(ratio), ratio, condition)
 
 
@@ -209,7 +208,8 @@ def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition])
         parts.append(_running_part(str(workload), of_first, running[running["step"] == last], conditions[0]))
         growth, both, layers = _growth(of_first, of_last)
         if growth is not None:
-            of_batches.append(f"{workload} {with_interval(growth)}, {both} of {layers} layers singular at both ends")
+            grown = with_interval(growth) if growth.has_interval else number(growth.value, infinity="infinite")
+            of_batches.append(f"{workload} {grown}, {both} of {layers} layers singular at both ends")
     if not parts:
         return not_tested("The probe spectra has fewer than two steps to compare.")
     used = statistics_used(parts)

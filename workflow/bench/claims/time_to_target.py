@@ -6,12 +6,14 @@ whole sweep and the last target stand beside it, and the overhead of a step from
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Final
 
 from workflow.bench.analysis.final_quality import Views, break_even, final_limit
 from workflow.bench.analysis.step_times import StepTimes, Training
+from workflow.bench.analysis.study_ratios import without_each_study
 from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, SweptRatio, TargetSweep, target_sweep
 from workflow.bench.analysis.wording import capital, integer_ranges
 from workflow.bench.claims.decision import (
@@ -79,6 +81,32 @@ def part_of(name: str, ratio: SweptRatio, condition: Condition) -> Part:
     if ratio.is_tied or (part.verdict == "no difference" and is_censored):
         return replace(part, verdict="inconclusive")
     return part
+
+
+def robust_part(
+    name: str, sweep: TargetSweep, above: str, below: str, condition: Condition, times: StepTimes | None = None
+) -> Part:
+    """Return the part that two labels' ratio decides, with the cases in which one tuning study less changes it.
+
+    sweep: that of the target at final quality, or of several lengths.
+    """
+
+    def judged(given: TargetSweep) -> Part:
+        ratio = given.time_ratio(times, above, below) if times else given.steps_ratio(above, below)
+        return part_of(name, ratio, condition)
+
+    part = judged(sweep)
+    if part.verdict not in ("confirmed", "refuted"):
+        return part
+    others = [judged(rest).verdict for rest in without_each_study(sweep, above, below)]
+    changed = sum(other != part.verdict for other in others)
+    return replace(part, narrowly=f"{changed} of {len(others)}" if changed else "")
+
+
+def narrow(parts: Iterable[Part]) -> str:
+    """Return a sentence on the parts whose verdict hangs on single tuning studies; empty without any."""
+    cases = ", ".join(f"{part.name} in {part.narrowly}" for part in parts if part.narrowly)
+    return f"Without one tuning study the verdict would be another on {cases} cases." if cases else ""
 
 
 def reason(name: str, ratio: SweptRatio, condition: Condition) -> str:
@@ -155,15 +183,17 @@ def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Cond
         return not_tested(problem, _beside(sweep, times, mkor, in_steps), data)
     time, *more = conditions
     in_time = {rival: Views.of(sweep, rival, mkor, times) for rival in rivals}
-    judged = {(f"time {rival}/{mkor}" if more else f"{rival}/{mkor}"): (in_time[rival], time) for rival in rivals}
-    if more:
-        inverse = {rival: Views.of(sweep, mkor, rival) for rival in rivals}
-        judged |= {f"iterations {mkor}/{rival}": (inverse[rival], more[0]) for rival in rivals}
-    compared = zip(rivals * len(conditions), judged.items(), strict=True)
-    parts = [
-        trained.unless_inert(rival, part_of(name, views.final, condition))
-        for rival, (name, (views, condition)) in compared
-    ]
+    final = sweep.at(FINAL)
+    judged: dict[str, tuple[Views, Condition]] = {}
+    parts = []
+    for rival in rivals:
+        name = f"time {rival}/{mkor}" if more else f"{rival}/{mkor}"
+        judged[name] = in_time[rival], time
+        parts.append(trained.unless_inert(rival, robust_part(name, final, rival, mkor, time, times)))
+    for condition, rival in product(more, rivals):
+        name = f"iterations {mkor}/{rival}"
+        judged[name] = Views.of(sweep, mkor, rival), condition
+        parts.append(trained.unless_inert(rival, robust_part(name, final, mkor, rival, condition)))
     name, (views, condition) = next(iter(judged.items()))
     verdicts = part_verdicts(parts) if len(parts) > 1 else reason(name, views.final, condition)
     disagreements = (disagreement(name, *of_one) for name, of_one in judged.items())
@@ -176,6 +206,9 @@ def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Cond
             over_studies(*(views.final for views in in_time.values())),
             _beside(sweep, times, mkor, in_steps, in_time),
             *(counts(f"{rival}/{mkor}", views.final) for rival, views in in_time.items()),
+            f"Steps between updates: {periods}." if (periods := trained.periods((*rivals, mkor))) else "",
+            *map(trained.inert_studies, rivals),
+            narrow(parts),
             left_out(trained.of_labels(*labels)),
         ),
         seeds=integer_ranges(seed for views in in_time.values() for seed in views.final.seeds),

@@ -294,8 +294,8 @@ def _batch(kept: Kept) -> str:
         for (workload, reference), rows in tested.items()
     )
     return (
-        "Declared before the runs for MKOR, and judged for the others by the same rule: the iterations over those of the "
-        f"reference fall as the batch grows. With the slope on logarithmic axes, {'; '.join(said)} "
+        "Declared before the runs for MKOR, and judged for the others by the same rule: the iterations over those of "
+        f"the reference fall as the batch grows. With the slope on logarithmic axes, {'; '.join(said)} "
         "(`fig22_batch_size`)."
     )
 
