@@ -273,7 +273,8 @@ def test_a_label_that_misses_targets_is_not_tested(root: Path, tmp_path: Path):
     write_rows(folder / "width.runs.csv", RUN_COLUMNS, runs.assign(status=runs["status"].mask(gone, "diverged")))
     found = widths(Results(folder))
     assert found.missed("kaisa", SWEEP) == {64: 1, 128: 0, 256: 0}
-    assert {found.extrapolated("kaisa", where).decision for where in PLACES} == {"not tested"}
+    assert {found.extrapolated("kaisa", where) for where in PLACES} == {None}
+    assert {found.slope("kaisa", where) for where in PLACES} == {None}
     assert found.extrapolated("muon", SWEEP).decision != "not tested"
     assert all("Missed of its targets: kaisa 100 % at 64" in sentence for sentence in sentences(found, str))
 

@@ -48,13 +48,11 @@ class Extrapolated:
     """None before it has runs."""
     ratio: Estimate | None
     """The measured speedup over the predicted one, paired by study; None without a measured one."""
-    is_censored: bool = False
-    """Whether the label misses more of its targets than `MOST_MISSED` at some width."""
 
     @property
     def decision(self) -> Decision:
         """What the runs say, by the rules that were declared before them."""
-        if self.ratio is None or self.is_censored:
+        if self.ratio is None:
             return "not tested"
         if not self.ratio.has_interval:
             return "open"
@@ -108,16 +106,26 @@ class Widths:
         """Return a label's speedup by width."""
         return {width: mean_ratio([*ratios.values()]) for width, ratios in self.logs[label, where].items()}
 
+    def is_censored(self, label: str, where: Where) -> bool:
+        """Return whether a label misses more targets than `MOST_MISSED` at some width: budgets would be compared."""
+        return max(self.missed(label, where).values(), default=0.0) > MOST_MISSED
+
     def slope(self, label: str, where: Where) -> Estimate | None:
-        """Return the slope of the logarithm of a label's speedup over that of the width; None without all widths."""
+        """Return the slope of the logarithm of a label's speedup over that of the width.
+
+        None without all widths, and for a label that `is_censored`.
+        """
         logs = self.logs[label, where]
-        return slope(logs) if logs.keys() == self.sweeps.keys() else None
+        return slope(logs) if logs.keys() == self.sweeps.keys() and not self.is_censored(label, where) else None
 
     def extrapolated(self, label: str, where: Where) -> Extrapolated | None:
-        """Return the prediction of `HELD_OUT`; None without two smaller widths, all with runs to compare."""
+        """Return the prediction of `HELD_OUT`.
+
+        None without two smaller widths, all with runs to compare, and for a label that `is_censored`.
+        """
         logs = self.logs[label, where]
         smaller = [width for width in self.sweeps if width < HELD_OUT]
-        if len(smaller) < 2 or not logs.keys() >= set(smaller):
+        if len(smaller) < 2 or not logs.keys() >= set(smaller) or self.is_censored(label, where):
             return None
         studies = sorted(set.intersection(*(set(of_width) for of_width in logs.values())))
         if not studies:
@@ -126,12 +134,10 @@ class Widths:
         # One line a study: [2, studies], the slopes above the intercepts.
         lines = np.polyfit(np.log(smaller), values, 1)
         predicted = lines[0] * math.log(HELD_OUT) + lines[1]
-        is_censored = max(self.missed(label, where).values()) > MOST_MISSED
         if HELD_OUT not in logs:
-            return Extrapolated(mean_ratio(predicted), None, None, is_censored)
+            return Extrapolated(mean_ratio(predicted), None, None)
         measured = np.array([logs[HELD_OUT][study] for study in studies])
-        ratio = mean_ratio(measured - predicted)
-        return Extrapolated(mean_ratio(predicted), mean_ratio(measured), ratio, is_censored)
+        return Extrapolated(mean_ratio(predicted), mean_ratio(measured), mean_ratio(measured - predicted))
 
 
 def widths(results: Results) -> Widths:

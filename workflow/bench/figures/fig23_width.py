@@ -80,7 +80,7 @@ def _draw_slopes(axes: Axes, found: Widths, labels: list[str], where: Where) -> 
     for row, label in enumerate(labels):
         if (slope := found.slope(label, where)) is not None:
             forest.draw_estimate(axes, slope, row, label)
-        if (extrapolated := found.extrapolated(label, where)) is not None:
-            forest.write_beside(axes, row, extrapolated.decision, "prediction")
+        extrapolated = found.extrapolated(label, where)
+        forest.write_beside(axes, row, extrapolated.decision if extrapolated else "not tested", "prediction")
     forest.name_rows(axes, [styles.style_of(label).name for label in labels])
     axes.set_xlabel("slope")

@@ -53,5 +53,5 @@ def _cells(found: Widths, label: str, where: Where, width: int) -> dict[str, Any
         "predicted": estimated(extrapolated.predicted) if extrapolated else "",
         "measured / predicted": estimated(extrapolated.ratio) if extrapolated else "",
         "slope": estimated(found.slope(label, where)) if width == HELD_OUT else "",
-        "prediction": extrapolated.decision if extrapolated else "",
+        "prediction": extrapolated.decision if extrapolated else "not tested" if width == HELD_OUT else "",
     }
