@@ -421,7 +421,9 @@ def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
     (middle,) = lines_of(figure.axes[0], "mkor")
     assert ys(middle) == pytest.approx([0.5] * 8)
     assert sum(line.get_color() == "#AAAAAA" for line in figure.axes[0].lines) == 1
-    assert title_of(figure) == "To the base's quality at 100 % of its run MKOR takes 0.50 times its iterations"
+    assert (
+        title_of(figure) == "To reach the base's quality at 100 % of its run MKOR takes 0.50 of the base's iterations"
+    )
 
 
 def test_fig20_without_a_target_says_so(tmp_path):

@@ -137,7 +137,8 @@ def test_fig22_marks_runs_that_do_not_arrive_as_bounds(draw):
 
 def test_fig22_compares_with_an_optimizer_that_always_arrives(draw):
     figure = draw("fig22_batch_size")
-    assert [panel.get_ylabel() for panel in figure.axes[2:]] == ["speedup over NadamW", "speedup over AdamW"]
+    named = [panel.get_ylabel().replace("\n", " ") for panel in figure.axes[2:]]
+    assert named == ["speedup in iterations over NadamW", "speedup in iterations over AdamW"]
     (line,) = (one for one in lines_of(figure.axes[2], "mkor", "o") if len(xs(one)) == len(SIZES))
     truth = [iterations(0.25, size) / iterations(0.5, size) for size in SIZES]
     assert ys(line) == pytest.approx(truth)

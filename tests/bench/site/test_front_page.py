@@ -120,7 +120,7 @@ def test_optimizers_are_ranked_by_iterations_and_known_ones_always_shown(tmp_pat
     steps |= dict.fromkeys(("nadamw", "mkor", "kaisa"), (1.5, 1.5, 1.5))
     steps |= {"adamw": (math.nan, 0.5, 0.9), "lacks_one": (0.01, math.nan, 0.01)}
     header, _, *rows = optimizers_table(write_field(tmp_path / "field", steps))
-    assert header.startswith("| optimizer | iterations / base: language model, AlexNet, autoencoder | time / base |")
+    assert header.startswith("| optimizer | iterations / base: language model, AlexNet, autoencoder | time / base: as ")
     labels = [row.split("`")[1] for row in rows]
     assert labels == ["m1", "m2", "m3", "m4", "kaisa", "mkor", "nadamw", "adamw", "sgd"]
     assert rows[0] == "| `m1` | 0.10, 0.10, 0.10 | 0.10, 0.10, 0.10 | 1.00 | 1.2 |"

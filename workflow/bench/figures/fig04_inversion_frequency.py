@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.curves import last_common_values
 from workflow.bench.analysis.estimates import estimate, median_minimum
+from workflow.bench.analysis.wording import listed
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.results.tables import NoDataError, Results, published
@@ -98,8 +99,10 @@ def _message(times: pd.DataFrame) -> str:
         ratios = (by_workload[by_workload.columns.min()] / by_workload[by_workload.columns.max()]).dropna()
         if len(ratios):
             name = styles.style_of(label).short
-            phrases.append(f"{name}'s {page.span(f'{ratio:.1f}' for ratio in sorted(ratios))} times")
-    return f"Updating in every step makes an iteration longer: {', '.join(phrases)}" if phrases else ""
+            phrases.append(f"{page.span(f'{ratio:.1f}' for ratio in sorted(ratios))} ({name})")
+    longest = f"{times['inverse_update_period'].max():,.0f}"
+    times_as_long = f"{listed(phrases)} times as long as one in {longest} steps" if phrases else ""
+    return f"An update in every step makes an iteration {times_as_long}" if phrases else ""
 
 
 def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:

@@ -53,21 +53,21 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes = [*_NOTES, *sentences(found, styles.workload_name, lambda label: styles.style_of(label).name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
     text = page.caption(results, runs, notes=notes, summarized=False)
-    reading = "Below: a line that rises profits more from a large batch than the reference."
+    reading = "Below: where a line rises, the optimizer gains more from a large batch than the reference."
     return page.save(figure, folder, "fig22_batch_size", legend, text, _message(found), reading)
 
 
 def _message(found: Sequence[Batches]) -> str:
-    """Return the title: MKOR's speedup over the reference at the smallest and the largest batch, by workload."""
+    """Return the title: the reference's iterations over MKOR's at the smallest and the largest batch, by workload."""
     phrases = []
     for one in found:
         ends = [one.ratios("mkor", size) if "mkor" in one.arrivals else {} for size in (one.sizes[0], one.sizes[-1])]
         if one.reference is not None and all(ends):
             first, last = (mean_ratio([-log for log in logs.values()]).value for logs in ends)
-            sizes = f"{first:.2f} at {one.sizes[0]:,} to {last:.2f} at {one.sizes[-1]:,}"
-            reference = styles.style_of(one.reference).name
-            phrases.append(f"{sizes} over {reference} ({styles.workload_name(one.workload)})")
-    return f"MKOR's speedup by batch: {', '.join(phrases)}" if phrases else ""
+            sizes = f"{first:.2f} at {one.sizes[0]:,}, {last:.2f} at {one.sizes[-1]:,}"
+            reference, workload = styles.style_of(one.reference).name, styles.workload_name(one.workload)
+            phrases.append(f"{reference}'s {sizes} ({workload}: {one.decision('mkor')})")
+    return f"Iterations over MKOR's by batch: {', '.join(phrases)}" if phrases else ""
 
 
 def _draw_iterations(axes: Axes, of_workload: Batches) -> None:
@@ -105,5 +105,5 @@ def _draw_speedups(axes: Axes, of_workload: Batches) -> None:
         speedups = {size: mean_ratio([-log for log in logs.values()]) for size, logs in ratios.items() if logs}
         if label != reference:
             panels.draw_estimates(axes, speedups, label, place)
-    axes.set_ylabel(f"speedup over {styles.style_of(reference).name}")
+    axes.set_ylabel(f"speedup in iterations\nover {styles.style_of(reference).name}")
     panels.plain_log_ticks(axes)

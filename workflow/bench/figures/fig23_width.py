@@ -43,7 +43,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         upper.set_title(where)
         _draw_speedups(upper, found, labels, where)
         _draw_slopes(lower, found, labels, where)
-    axes[0, 0].set_ylabel("speedup over AdamW")
+    axes[0, 0].set_ylabel("speedup in iterations\nover AdamW")
     panels.plain_log_ticks(axes[0, 0])
     legend = [*page.entries_of(labels), page.hollow_entry("predicted"), page.bar_entry()]
     notes = [*_NOTES, *sentences(found, lambda label: styles.style_of(label).name)]
@@ -59,7 +59,7 @@ def _message(found: Widths) -> str:
         return ""
     (small, first), *_, (large, last) = speedups.items()
     ends = f"{first.value:.2f} at width {small:g}, {last.value:.2f} at {large:g}"
-    return f"{styles.data_title(found.runs)}: MKOR's speedup over AdamW {PLACES[0]} is {ends}"
+    return f"{styles.data_title(found.runs)}: MKOR's speedup in iterations over AdamW {PLACES[0]} is {ends}"
 
 
 def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:

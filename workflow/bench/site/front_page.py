@@ -213,7 +213,8 @@ def optimizers_table(folder: Path) -> Iterator[str]:
     chosen = [label for label in ranked if label in (*ranked[:_BEST], *_ALWAYS) and label not in bases]
     step = float(costs[first, base_of[first]]["ms a step"])
     where = ", ".join(WORKLOADS.values())
-    yield f"| optimizer | iterations / base: {where} | time / base | a step / {base_of[first]}'s | state / weights |"
+    step_of = f"{WORKLOADS[first]}: a step / {base_of[first]}'s | {WORKLOADS[first]}: state / weights"
+    yield f"| optimizer | iterations / base: {where} | time / base: as before | {step_of} |"
     yield "|---|---|---|---|---|"
     for label in [*chosen, *bases]:
         cost = costs.get((first, label), {})
