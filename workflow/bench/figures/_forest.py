@@ -137,7 +137,7 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
             centers.append(float(np.median(finite)))
             runs[row, label] = finite
         if len(finite) < len(changes[label]):  # the loss of a run that broke down is infinite
-            write_beside(axes, row, f"{len(finite)} of {len(changes[label])}", "finished")
+            write_beside(axes, row, f"{len(finite)} of {len(changes[label])}", "← finished")
     _limit(axes, centers, [value for values in runs.values() for value in values])
     for (row, label), values in runs.items():
         _draw_inside(axes, values, row, label)

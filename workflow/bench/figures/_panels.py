@@ -56,11 +56,12 @@ def fixed_ticks(axis: Axis, values: Iterable[float]) -> None:
 
 
 def plain_log_ticks(axes: Axes) -> None:
-    """Label the ticks of a log y axis with plain numbers (0.02, 5, 1000); a shorter axis also at 3, or at 2 and 5."""
+    """Label the ticks of a log y axis with plain numbers (0.02, 5, 1000); a shorter axis has more in a decade."""
     low, high = axes.get_ylim()
     decades = np.log10(high / low)
-    if decades > 0.7:
-        subs = (1.0,) if decades > 4 else (1.0, 3.0) if decades > 2.5 else (1.0, 2.0, 5.0)
+    if decades > 0.4:
+        fewest = {4.0: (1.0,), 2.5: (1.0, 3.0), 1.0: (1.0, 2.0, 5.0), 0.4: (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)}
+        subs = next(subs for least, subs in fewest.items() if decades > least)
         axes.yaxis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
     else:  # powers of ten would give one tick or none
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))

@@ -55,7 +55,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[0, 0].set_ylabel("validation loss")
     text = page.caption(results, runs, notes=_NOTES)
     title = message(compared, of_workload)
-    reading = "Below: dots are seeds; left of 0 is better than the base optimizer."
+    reading = "Below: dots are seeds, triangles seeds that lie outside; left of 0 is better than the base optimizer."
     return page.save(figure, folder, "fig13_update_rules", panels.curve_entries([shown]), text, title, reading)
 
 

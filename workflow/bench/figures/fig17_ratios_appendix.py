@@ -26,8 +26,8 @@ _ROW_INCHES: Final = 0.135
 _NOTES: Final = (
     "Targets are what the base reaches after 30, 40, ... 100 % of its steps, without trivial and early ones; "
     "iterations to these targets over those of the base optimizer, geometric mean and interval, below 1 in the "
-    "method's favor; methods without a base are compared to the one named above the panel, which has a bare marker; a "
-    "run that misses a target enters with its budget",
+    "method's favor; methods without a base are compared to the one named above the panel, which has a bare marker, "
+    "and those with another base to that one; a run that misses a target enters with its budget",
     "cosine, norm: of a matrix's step against the step of SGD with the same gradients, rate and momentum, a dot for "
     "each workload (median over matrices and 20 steps)",
 )
@@ -44,9 +44,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     of_families = [label for members in field.FAMILIES.values() for label in members if label in present]
     labels = of_families + styles.in_order(present - {*of_families})
     figure, (axes,) = page.new_figure(1, len(found) + 2, height=0.6 + _ROW_INCHES * len(labels))
-    names = [styles.style_of(label).name for label in labels]
+    names = [_name_of(label, found) for label in labels]
     for number, (panel, contest) in enumerate(zip(axes, found, strict=False)):
-        title = styles.data_title(contest.runs, width=9)
+        title = styles.data_title(contest.runs, width=10)
         panel.set_title(f"{title}\nover {styles.style_of(contest.base).name}", fontsize=6)
         _draw_ratios(panel, contest, labels)
         _name(panel, names if number == 0 else [""] * len(names))
@@ -57,6 +57,13 @@ def make(results: Results, folder: Path) -> list[Path]:
     text = field.caption(results, found, _NOTES, [] if len(steps) else ["field_steps"])
     reading = "Iterations to the base's targets, left of 1 is faster; cosine and norm against SGD's step."
     return page.save(figure, folder, "fig17_ratios_appendix", [page.bar_entry()], text, reading=reading)
+
+
+def _name_of(label: str, found: Sequence[Contest]) -> str:
+    """Return a label's name, with its base where that is another one than the panels name."""
+    bases = {contest.base_of(label) for contest in found if label in contest.labels} - {one.base for one in found}
+    own = " and ".join(styles.style_of(base).short for base in sorted(bases - {label}))
+    return f"{styles.style_of(label).name}, over {own}" if own else styles.style_of(label).name
 
 
 def _draw_ratios(axes: Axes, contest: Contest, labels: Sequence[str]) -> None:
@@ -76,7 +83,7 @@ def _draw_ratios(axes: Axes, contest: Contest, labels: Sequence[str]) -> None:
             ends.append(ratio.value)
     # Values and not intervals set the limits: one wide interval would press all markers together.
     axes.set_xlim(max(min(ends) / 1.5, 0.03), min(max(ends) * 1.5, 30.0))
-    panels.fixed_ticks(axes.xaxis, (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20))
+    panels.fixed_ticks(axes.xaxis, (0.03, 0.1, 0.3, 1, 3, 10))
     axes.tick_params(axis="x", labelsize=6)
 
 

@@ -79,7 +79,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         text = page.caption(results, runs, notes=[*page.precisions(rows), *notes])
     else:
         text = page.footer(results, rows, notes=notes)
-    reading = "Above: how far one side alone turns the gradient."
+    reading = "Above: how far one side alone turns the gradient; 1e-16 is none. Dots are seeds, triangles lie outside."
     return page.save(figure, folder, "fig18_factors", entries(), text, _message(rows), reading, columns=2)
 
 

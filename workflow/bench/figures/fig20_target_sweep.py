@@ -181,4 +181,4 @@ def _message(ratios: Sequence[tuple[str, Mapping[float, float]]], middle: Mappin
     low, high = (f"{ratio:.2f} ({styles.workload_name(workload)})" for ratio, workload in (at_last[0], at_last[-1]))
     quality = f"the base's quality at {100 * last:.0f} % of its run"
     text = f"To reach {quality} MKOR takes {middle[last]:.2f} of the base's iterations"
-    return f"{text} (median; {low} to {high})" if len(at_last) > 1 else text
+    return f"{text} in the median, {low} to {high}" if len(at_last) > 1 else text
