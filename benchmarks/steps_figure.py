@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from benchmarks.models import BLOCKS
 from benchmarks.step_rows import ADAMW, CONTROL, FACTOR, FACTOR_BLOCK, FORWARD_BACKWARD, SGD, YARDSTICKS
 from workflow.bench.analysis import styles
+from workflow.bench.analysis.wording import listed
 from workflow.bench.figures import _page as page
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
@@ -25,7 +26,7 @@ from workflow.bench.support.config import ConfigError
 NAME: Final = "steps"
 PERIOD: Final = 10
 _EVERY: Final = styles.MethodStyle("an update every step", page.SOFT, "|", "-")
-_TENTH: Final = styles.MethodStyle("every 10 steps", page.GUIDE, "o", "-")
+_TENTH: Final = styles.MethodStyle("an update every 10 steps", page.GUIDE, "o", "-")
 _PASS: Final = styles.MethodStyle("forward and backward pass", page.GUIDE, "", page.MODEL_LINE)
 _TITLES: Final = {block.name: block.title for block in BLOCKS}
 
@@ -54,7 +55,16 @@ def draw(folder: Path) -> list[Path]:
     panels[0].set_yticks(range(len(order)), [_name(label) for label in order])
     panels[0].set_ylim(len(order) - 0.5, -0.5)
     legend = [page.marker_entry(_TENTH), page.marker_entry(_EVERY), page.line_entry(_PASS)]
-    return page.save(figure, folder, NAME, legend=legend, caption=_caption(table, widest))
+    return page.save(
+        figure, folder, NAME, legend=legend, caption=_caption(table, widest), message=_message(shown, blocks)
+    )
+
+
+def _message(shown: pd.DataFrame, blocks: Sequence[str]) -> str:
+    """Return the title: MKOR's step over SGD's in each block."""
+    of_mkor = shown[(shown["optimizer"] == "mkor") & (shown["period"] == PERIOD)].set_index("block")["of_sgd"]
+    phrases = [f"{of_mkor[block]:.0f} ({_TITLES.get(block, block)})" for block in blocks if block in of_mkor.dropna()]
+    return f"A step of MKOR costs that of SGD times {listed(phrases)}" if phrases else ""
 
 
 def _draw_block(axes: Axes, rows: pd.DataFrame, order: Sequence[str]) -> None:
@@ -93,7 +103,8 @@ def _caption(table: pd.DataFrame, widest: pd.Series) -> str:
         f"{first['threads']} threads, PyTorch {first['torch']}, commit {str(first['git_commit'])[:10]}",
         "SGD beside itself: "
         + ", ".join(
-            f"{row.of_reference:.3f} [{row.of_reference_low:.3f}, {row.of_reference_high:.3f}]"
+            f"{row.of_reference:.3f} [{row.of_reference_low:.3f}, {row.of_reference_high:.3f}] "
+            f"({_TITLES.get(str(row.block), row.block)})"
             for row in control.itertuples()
         ),
     ]

@@ -66,14 +66,14 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes = [
         "markers: geometric means of the repeats; bars: fastest and slowest repeat; right of the curves: exponent of "
         "the power law in the width d, fitted to the means of all widths. A curve that bends follows none: at small "
-        "widths fixed costs are measured",
+        "widths fixed costs are measured, and a matrix that outgrows the caches costs more for each entry",
         "factor update: one factor of width d, without the capture of its rows; preconditioning: a gradient [d, d] "
         "with the factors of both sides; memory floor: a float32 matrix [d, d] copied into another",
     ]
     if once := _timed_once(rows):
         notes.append(f"timed only once, because slow: {once}")
     text = page.footer(results, rows, notes=notes)
-    reading = "Right of the curves: exponent of the power of the width fitted to each."
+    reading = "Right of the curves: exponent of the width, fitted to all widths; C11 takes the wider half."
     return page.save(figure, folder, "fig14_cost_scaling", legend, text, _message(rows), reading, columns=2)
 
 
