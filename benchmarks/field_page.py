@@ -77,7 +77,7 @@ def lead(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 
 def luck(results: pd.DataFrame) -> Iterator[str]:
-    """Yield the lines of a Markdown table of labels and their controls, which differ by the chance of tuning."""
+    """Yield the lines of a Markdown table of labels over the labels of the same rule (`field.CONTROLS`)."""
     controlled = results[results["control"].notna()]
     if controlled.empty:
         yield "Not run yet."
@@ -86,8 +86,9 @@ def luck(results: pd.DataFrame) -> Iterator[str]:
     yield "|---|---|---|---|"
     for row in _records(controlled):
         low, high = (row[f"steps / control, {end}"] for end in ("low", "high"))
-        verdict = f"{_shown(row, 'steps', 'control')} {'contains' if low <= 1 <= high else 'excludes'} 1"
-        yield f"| {NAMES[row['experiment']]} | `{row['optimizer']}` | `{row['control']}` | {verdict} |"
+        said = "" if pd.isna(low) else " contains 1" if low <= 1 <= high else " excludes 1"
+        ratio = f"{_shown(row, 'steps', 'control')}{said}"
+        yield f"| {NAMES[row['experiment']]} | `{row['optimizer']}` | `{row['control']}` | {ratio} |"
 
 
 def missed(results: pd.DataFrame) -> Iterator[str]:

@@ -219,7 +219,8 @@ def sensitivity(folder: Folder, given: list[Condition]) -> list[Part]:
         part = judged(name, found, given[0])
         apart = counts.unstack("optimizer")[[mkor, rival]].dropna()
         counted = median((apart[mkor] - apart[rival]).to_numpy(float), folder.level)
-        if counted and verdict(counted, given[0]._replace(margin=None)) != part.verdict:
+        tied = part.verdict == "no difference" and counted and counted.low <= 0 <= counted.high
+        if counted and not tied and verdict(counted, given[0]._replace(margin=None)) != part.verdict:
             part = part._replace(verdict="inconclusive")
         parts.append(Part(name, "not tested") if is_inert(trained, rival) else part)
     return parts

@@ -28,6 +28,7 @@ from workflow.bench.analysis.ladder import (
     sentences,
 )
 from workflow.bench.analysis.study_ratios import log_ratios, units_of
+from workflow.bench.analysis.target_sweep import FINAL
 from workflow.bench.results.columns import RUN_COLUMNS
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -78,6 +79,20 @@ def test_the_units_average_to_what_the_sweep_estimates(found):
             swept = ladder.sweep.steps_ratio(ladder.label(rung), ladder.base)
             assert len(ratios) == swept.studies == STUDIES
             assert math.exp(fmean(ratios.values())) == pytest.approx(swept.estimate.value)
+
+
+def test_the_final_quality_is_one_of_the_targets(found):
+    """Truth: on straight lines that arrive every target has the same ratio; a base that dropped this one has none."""
+    compared = 0
+    for ladder in found.values():
+        for rung in ladder.rungs:
+            if ladder.missed(rung).startswith("0 of"):
+                assert ladder.at_final_quality(rung).value == pytest.approx(ladder.ratio(rung).value)
+                compared += 1
+        dropped = replace(ladder, sweep=ladder.sweep.at(*(share for share in ladder.sweep.targets if share != FINAL)))
+        assert dropped.at_final_quality(ladder.rungs[0]) is None
+    assert compared > 10
+    assert next(iter(found.values())).at_final_quality("no such rung") is None
 
 
 def test_units_are_studies_or_else_seeds():

@@ -198,16 +198,21 @@ def test_c18_is_open_where_accuracy_and_counts_disagree():
 def test_c18_states_the_papers_rates_beside_a_wider_grid():
     """Truth: by hand; with one more rate, at which all are at .5, means over the paper's four stay as they are."""
     trained = learning_rates(_counts([2, 2, 2]))
-    assert "the paper's:" not in _c18(trained).details
+    assert "the paper's rates:" not in _c18(trained).details
     more = trained.runs[trained.runs["hyperparameters"] == {"lr": 1.0}]
-    more = more.assign(run=more["run"] + "x", hyperparameters=[{"lr": 0.001}] * len(more), steps_to_target=np.nan)
+    more = more.assign(run=more["run"] + "x", hyperparameters=[{"lr": 0.316}] * len(more), steps_to_target=np.nan)
     rows = trained.metrics[trained.metrics["run"].isin(trained.runs.loc[more.index, "run"])]
     wide = replace(
         trained,
         runs=pd.concat([trained.runs, more]),
         metrics=pd.concat([trained.metrics, rows.assign(run=rows["run"] + "x", value=0.5)]),
     )
-    assert "The same at the rates from 0.01 to 10 alone, the paper's: KAISA with clip -0.112" in _c18(wide).details
+    assert "The same at 0.01, 0.1, 1, 10 alone, the paper's rates: KAISA with clip -0.112" in _c18(wide).details
+
+
+def test_c18_sees_no_difference_where_accuracies_and_counts_tie():
+    decision = _c18(learning_rates({label: [2] * 8 for label in ("mkor", "kaisa", "kaisa_no_clip", "hylo", "sgd")}))
+    assert {part.verdict for part in decision.parts} == {"no difference"}
 
 
 def test_a_run_that_diverged_counts_as_the_worst():

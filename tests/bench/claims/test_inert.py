@@ -10,6 +10,7 @@ from workflow.bench.analysis.captions import INERT
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.claims.over_lamb import Evidence, decide_hybrid_time
 from workflow.bench.claims.time_to_target import decide_speedup
+from workflow.bench.results.columns import DIRECTION
 
 REACHES = {"sgd": [100.0, 110.0], "hylo": [100.0, 110.0], "kaisa": [90.0, 99.0], "mkor": [60.0, 66.0]}
 
@@ -49,3 +50,17 @@ def test_runs_that_did_not_finish_say_nothing_of_a_label():
     lost = runs.assign(status=runs["status"].mask(runs["optimizer"] == "kaisa", "diverged"))
     assert type(trained)(trained.name, lost, trained.metrics).inert("kaisa") == ""
     assert trained.inert("sgd") == ""
+
+
+def test_the_studies_in_which_a_rival_is_inert_are_counted():
+    """Truth: by hand; of two studies one is inert, so that the pooled median is not."""
+    trained = comparing(swept("resnet50_imagenet", REACHES), {"kaisa": 0.9999})
+    runs = trained.runs.assign(study=trained.runs["seed"])
+    second = runs.loc[(runs["optimizer"] == "kaisa") & (runs["seed"] == 1), "run"]
+    acts = trained.metrics["run"].isin(second) & (trained.metrics["metric"] == DIRECTION[1])
+    metrics = trained.metrics.assign(value=trained.metrics["value"].mask(acts, 0.5))
+    mixed = type(trained)(trained.name, runs, metrics)
+    assert mixed.inert("kaisa") == ""
+    assert mixed.inert_studies("kaisa") == "kaisa is inert in 1 of 2 tuning studies."
+    assert mixed.inert_studies("sgd") == ""
+    assert type(trained)(trained.name, runs, trained.metrics).inert_studies("kaisa") == ""  # in all: `inert` says so

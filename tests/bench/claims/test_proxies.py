@@ -96,6 +96,19 @@ def test_a_mixed_verdict_names_the_parts_that_decide(verdicts, shown):
     assert worded(parts(*verdicts, names="abcd"), "x; y", "embedded") == shown
 
 
+def test_a_verdict_that_hangs_on_one_study_is_worded_narrowly():
+    """One robust refutation suffices, and a confirmed claim needs every part."""
+
+    def shown(verdict: Verdict, *narrowly: str) -> str:
+        given = [Part(name, verdict, "1", narrowly=text) for name, text in zip("ab", narrowly, strict=True)]
+        return worded(given, "x; y", "evidence")
+
+    assert shown("confirmed", "1 of 8", "") == "seen on the proxies, narrowly"
+    assert shown("refuted", "1 of 8", "") == "not seen on the proxies"
+    assert shown("refuted", "1 of 8", "2 of 8") == "not seen on the proxies, narrowly"
+    assert shown("confirmed", "", "") == "seen on the proxies"
+
+
 def test_better_than_claimed_is_no_refutation():
     """Truth: C07, where the paper concedes more epochs; MKOR that is slower, too, is no better."""
     proxy = "ResNet-20 on glyphs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -176,6 +177,36 @@ def test_the_interval_is_that_of_the_tuning_studies_means():
     assert _decide("C06", nested).interval == three.interval
     assert "Intervals are those of the means of 3 tuning studies." in _decide("C06", nested).details
     assert _decide("C06", six).interval != three.interval
+
+
+def _of_studies(logs: list[float]) -> Decision:
+    """Decide C06 with a study for each logarithm of SGD's steps over MKOR's."""
+    trained = _resnet(sgd=[100.0] * len(logs), mkor=[100 * math.exp(-log) for log in logs])
+    return _decide("C06", Trained(trained.name, trained.runs.assign(study=trained.runs["seed"]), trained.metrics))
+
+
+def test_a_verdict_that_hangs_on_one_study_says_so():
+    """Truth: by hand; the mean .23 has an interval of ±.2228; without a study of .3 it is .2067, or else .3."""
+    narrow, wide = _of_studies([0.3, 0.02, 0.3, 0.3]), _of_studies([0.3, 0.29, 0.31, 0.3])
+    assert (narrow.verdict, narrow.parts[0].narrowly) == ("confirmed", "3 of 4")
+    said = "Without one tuning study the mean would lie where the verdict is another: sgd/mkor in 3 of 4 cases."
+    assert said in narrow.details
+    assert (wide.verdict, wide.parts[0].narrowly) == ("confirmed", "")
+    assert "Without one tuning study" not in wide.details
+    assert _of_studies([0.3, 0.31]).parts[0].narrowly == ""  # one study is left, which has no spread
+    assert _of_studies([0.3, -0.3, 0.3, 0.3]).parts[0].narrowly == ""  # open anyway
+
+
+def test_the_steps_between_updates_are_stated():
+    trained = _resnet(sgd=[100.0, 110.0], kaisa=[90.0, 99.0], hylo=[90.0, 99.0], mkor=[60.0, 66.0])
+    periods = {
+        "kaisa": {"factor_update_period": 10, "inverse_update_period": 50},
+        "hylo": {"update_period": 50},
+        "mkor": {"inverse_update_period": 10, "factor_update_period": None},
+    }
+    given = [{"lr": 0.1, **periods.get(label, {})} for label in trained.runs["optimizer"]]
+    decision = _decide("C19", replace(trained, runs=trained.runs.assign(hyperparameters=given)))
+    assert "Steps between updates: hylo 50, kaisa 10 and 50, mkor 10." in decision.details
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ from workflow.bench.results.tables import NoDataError, Results
 NO_CLOCK: Final = ("thermo_kfac",)
 """Methods that simulate a device, whose seconds are no evidence."""
 CONTROLS: Final = {"kaisa_again": "kaisa", "dp_kfac": "kaisa"}
-"""Labels that on one process follow the rule of another one: the ratio of the two is what tuning leaves to chance."""
+"""Labels that on one process follow the rule of another one. ``kaisa_again`` differs by the chance of tuning alone;
+``dp_kfac`` has factors of another size, and so another space of dampings."""
 DRAWS: Final = 400
 """Draws of a bootstrap."""
 

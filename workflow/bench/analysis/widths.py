@@ -168,10 +168,9 @@ def sentences(found: Widths, name: Callable[[str], str]) -> list[str]:
     """
     said = []
     for where in PLACES:
-        found_by_label = {label: found.extrapolated(label, where) for label in found.labels}
-        if not any(found_by_label.values()):
+        if sum(width < HELD_OUT for width in found.sweeps) < 2:
             continue
-        clauses = [f"{name(label)} {_clause(one)}" for label, one in found_by_label.items()]
+        clauses = [f"{name(label)} {_clause(found.extrapolated(label, where))}" for label in found.labels]
         short = [
             f"{name(label)} {', '.join(f'{100 * share:.0f} % at {width}' for width, share in shares.items() if share)}"
             for label in found.labels

@@ -182,7 +182,8 @@ class Part:
     reason: str = ""
     """Why it was not tested, for `part_verdicts`."""
     narrowly: str = ""
-    """In how many cases a decided verdict would be another without one tuning study: ``5 of 8``; empty if in none."""
+    """In how many cases a decided verdict would be another with the mean without one tuning study, ``5 of 8``; empty if
+    in none."""
 
     @classmethod
     def judged(cls, name: str, estimate: Estimate, condition: Condition, fall: float = 1.0, interval: str = "") -> Part:

@@ -120,17 +120,18 @@ def worded(parts: Sequence[Part], proxy: str, tier: str, concedes: str = "") -> 
     if proxy == NO_MODEL:
         return f"{_HOLDS.get(verdict, verdict)} (mathematics)"
     where = "" if tier == OWN_TIER else " on the proxies" if "; " in proxy else " on the proxy"
+    # One refuted part refutes a claim, however narrow another one is.
+    hangs = all if verdict == "refuted" else any
+    narrowly = ", narrowly" if hangs(part.narrowly for part in parts if part.verdict == verdict) else ""
     conceded = [part for part in parts if concedes and part.name.startswith(concedes)]
     others = {part.verdict for part in parts if part not in conceded}
     if conceded and others == {"confirmed"} and {part.verdict for part in conceded} == {"refuted"}:
-        return f"{BETTER}{where}"
-    said = f"{_SEEN[verdict]}{where}" if where else verdict
+        return f"{BETTER}{where}{narrowly}"
+    said = f"{_SEEN[verdict]}{where}{narrowly}" if where else f"{verdict}{narrowly}"
     undecided = ("inconclusive", "not tested")
     deciding = [
         part.name for part in parts if part.verdict == verdict or (verdict in undecided and part.verdict in undecided)
     ]
-    # Without one of its tuning studies a part's verdict would be another.
-    said += ", narrowly" if any(part.narrowly for part in parts if part.verdict == verdict) else ""
     if len(deciding) == len(parts):
         return said
     return f"{said}: {', '.join(deciding) if len(deciding) <= _NAMED else f'{len(deciding)} of {len(parts)} parts'}"

@@ -183,20 +183,20 @@ def _running_part(workload: str, batch: pd.DataFrame, running: pd.DataFrame, con
     singular = int(np.isinf(_conditions(running)).sum())
     about = f"{singular} of {layers} layers singular at the end"
     if 2 * both >= layers or ratio is None:
-        reason = f"singular from the first batch on in {both} of {layers} layers"
+        reason = f"singular in the first batch and in the last average in {both} of {layers} layers"
         return Part(workload, "not tested", "", reason=reason)
     growth = number(ratio.value, infinity="infinite")
     return Part(workload, condition.judge(ratio), f"{growth} ({about})", interval_of(ratio), ratio, condition)
 
 
 def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """Decide C17: condition numbers of KFAC's running right factors at the last step over those at the first, by layer.
+    """Decide C17: condition numbers of KFAC's running right factors at the last step over the first batch's, by layer.
 
     The running average is what KFAC inverts. It starts from the identity, so that its condition number grows as that
     fades, whatever training does: the claim is about the rest, which at the first step is the batch's own factor, by a
     weight. The growth of single batches stands in the details.
     """
-    parts, of_batches = [], []
+    parts, of_batches, averages = [], [], []
     for workload, of_workload in rows.groupby("workload"):
         first, last = of_workload["step"].min(), of_workload["step"].max()
         # One step shows no change, whatever its factors are.
@@ -206,6 +206,8 @@ def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition])
         running, batch = (of_workload[of_workload["factor"] == kind] for kind in ("running", "batch"))
         of_first, of_last = (batch[batch["step"] == step] for step in (first, last))
         parts.append(_running_part(str(workload), of_first, running[running["step"] == last], conditions[0]))
+        counts = [int(np.isinf(_conditions(at)).sum()) for step, at in running.groupby("step") if step > first]
+        averages.append(f"{workload} {', '.join(map(str, counts))} of {running['layer'].nunique()}")
         growth, both, layers = _growth(of_first, of_last)
         if growth is not None:
             grown = with_interval(growth) if growth.has_interval else number(growth.value, infinity="infinite")
@@ -220,6 +222,7 @@ def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition])
         sentences(
             f"Over the layers of one net: {used}." if used else "",
             "A factor is singular if its smallest eigenvalue is within rounding in float32.",
+            f"Running factors that are singular after the first step, by step: {'; '.join(averages)}.",
             f"The factors of single batches: {'; '.join(of_batches)}." if of_batches else "",
         ),
         seeds=named_seeds(rows["seed"]),

@@ -86,27 +86,31 @@ def part_of(name: str, ratio: SweptRatio, condition: Condition) -> Part:
 def robust_part(
     name: str, sweep: TargetSweep, above: str, below: str, condition: Condition, times: StepTimes | None = None
 ) -> Part:
-    """Return the part that two labels' ratio decides, with the cases in which one tuning study less changes it.
+    """Return the part that two labels' ratio decides, with the cases in which one tuning study less would change it.
+
+    The interval keeps its length on logarithmic axes and moves with the mean: with a study less a t interval is longer,
+    whatever that study was like.
 
     sweep: that of the target at final quality, or of several lengths.
     """
 
-    def judged(given: TargetSweep) -> Part:
-        ratio = given.time_ratio(times, above, below) if times else given.steps_ratio(above, below)
-        return part_of(name, ratio, condition)
+    def ratio(given: TargetSweep) -> SweptRatio:
+        return given.time_ratio(times, above, below) if times else given.steps_ratio(above, below)
 
-    part = judged(sweep)
-    if part.verdict not in ("confirmed", "refuted"):
+    whole = ratio(sweep)
+    part = part_of(name, whole, condition)
+    if whole.estimate is None or part.verdict not in ("confirmed", "refuted"):
         return part
-    others = [judged(rest).verdict for rest in without_each_study(sweep, above, below)]
-    changed = sum(other != part.verdict for other in others)
-    return replace(part, narrowly=f"{changed} of {len(others)}" if changed else "")
+    others = [one for rest in without_each_study(sweep, above, below) if (one := ratio(rest).estimate) is not None]
+    moved = [whole.estimate.scaled(other.value / whole.estimate.value) for other in others]
+    changed = sum(condition.judge(one) != part.verdict for one in moved)
+    return replace(part, narrowly=f"{changed} of {len(moved)}" if changed else "")
 
 
 def narrow(parts: Iterable[Part]) -> str:
     """Return a sentence on the parts whose verdict hangs on single tuning studies; empty without any."""
     cases = ", ".join(f"{part.name} in {part.narrowly}" for part in parts if part.narrowly)
-    return f"Without one tuning study the verdict would be another on {cases} cases." if cases else ""
+    return f"Without one tuning study the mean would lie where the verdict is another: {cases} cases." if cases else ""
 
 
 def reason(name: str, ratio: SweptRatio, condition: Condition) -> str:

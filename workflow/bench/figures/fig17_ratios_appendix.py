@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.field import Contest, contests
+from workflow.bench.analysis.wording import listed
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -61,8 +62,12 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 def _name_of(label: str, found: Sequence[Contest]) -> str:
     """Return a label's name, with its base where that is another one than the panels name."""
-    bases = {contest.base_of(label) for contest in found if label in contest.labels} - {one.base for one in found}
-    own = " and ".join(styles.style_of(base).short for base in sorted(bases - {label}))
+    bases = {
+        base
+        for contest in found
+        if label in contest.labels and (base := contest.base_of(label)) not in (label, contest.base)
+    }
+    own = listed(styles.style_of(base).short for base in sorted(bases)) if bases else ""
     return f"{styles.style_of(label).name}, over {own}" if own else styles.style_of(label).name
 
 

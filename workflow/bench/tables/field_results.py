@@ -34,8 +34,8 @@ _NOTES: Final = (
     "enters with its budget, which moves the ratio toward 1; one that diverged with the longer budget of the two",
     "End is the last value of the target's metric, and end - base its difference, paired by seed; a run that did not "
     "finish counts as infinitely bad in both",
-    "A control is a label of the same rule that was tuned apart: if the intervals hold the chance of tuning, that of "
-    "steps / control excludes 1 in about one case of twenty",
+    "A control is a label of the same rule that was tuned apart. Kaisa_again differs from kaisa by the chance of "
+    "tuning alone, so that the interval of steps / control should contain 1; dp_kfac has factors of another size",
     "Time is steps times the time of a step, which the probe step_time measures in turns. That of methods that "
     "simulate a device is no evidence and left out",
 )
