@@ -289,30 +289,6 @@ class Trained:
             return ""
         return f"{label} is inert: median cosine {cosines.median():.6f} over {len(cosines)} steps"
 
-    def inert_studies(self, label: str) -> str:
-        """Return a sentence on the tuning studies in which a label is `inert`; empty if it is in none or in all."""
-        runs = self.of_labels(label).dropna(subset="study")
-        by_study = [replace(self, runs=of_study).inert(label) for _, of_study in runs.groupby("study")]
-        number_of = sum(map(bool, by_study))
-        return (
-            f"{label} is inert in {number_of} of {len(by_study)} tuning studies."
-            if 0 < number_of < len(by_study)
-            else ""
-        )
-
-    def periods(self, labels: Iterable[str]) -> str:
-        """Return the steps between labels' updates: ``kaisa 10 and 50, mkor_h 10``; empty without any.
-
-        How often a rival updates its factors decides what its step costs: the reader has to know it.
-        """
-        by_label = []
-        for label in labels:
-            for given in self.of_labels(label)["hyperparameters"].head(1):
-                names = ("factor_update_period", "inverse_update_period", "update_period")
-                found = dict.fromkeys(str(given[name]) for name in names if given.get(name) is not None)
-                by_label += [f"{label} {' and '.join(found)}"] if found else []
-        return ", ".join(by_label)
-
     def unless_inert(self, rival: str, part: Part) -> Part:
         """Return a part, not tested if the rival that it compares with is inert."""
         why = self.inert(rival)

@@ -49,6 +49,7 @@ from workflow.bench.claims.time_to_target import (
     sweep_of,
     times_of,
     untimed,
+    update_periods,
 )
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import NO_SOURCES, from_runs
@@ -313,7 +314,7 @@ def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], riva
     """
     decision = _decide(evidence, evidence.times, rival, HYBRID, conditions[0])
     used = (*([evidence.bert] if evidence.in_full else []), *evidence.sweeps)
-    named = ((WORKLOADS[trained.name], trained.periods((rival, HYBRID))) for trained in used)
+    named = ((WORKLOADS[trained.name], update_periods(trained, (rival, HYBRID))) for trained in used)
     periods = "; ".join(f"{workload} {found}" for workload, found in named if found)
     decision = decision.with_details(f"Steps between updates: {periods}." if periods else "")
     # The F1 decides where the pre-training counts in full; where it has its own target, the F1 stands beside.

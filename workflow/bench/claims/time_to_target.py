@@ -113,6 +113,28 @@ def narrow(parts: Iterable[Part]) -> str:
     return f"Without one tuning study the mean would lie where the verdict is another: {cases} cases." if cases else ""
 
 
+def inert_studies(trained: Trained, label: str) -> str:
+    """Return a sentence on the tuning studies in which a label is `Trained.inert`; empty if it is in none or in all."""
+    runs = trained.of_labels(label).dropna(subset="study")
+    by_study = [replace(trained, runs=of_study).inert(label) for _, of_study in runs.groupby("study")]
+    inert = sum(map(bool, by_study))
+    return f"{label} is inert in {inert} of {len(by_study)} tuning studies." if 0 < inert < len(by_study) else ""
+
+
+def update_periods(trained: Trained, labels: Iterable[str]) -> str:
+    """Return the steps between labels' updates: ``kaisa 10 and 50, mkor_h 10``; empty without any.
+
+    How often a rival updates its factors decides what its step costs: the reader has to know it.
+    """
+    by_label = []
+    for label in labels:
+        for given in trained.of_labels(label)["hyperparameters"].head(1):
+            names = ("factor_update_period", "inverse_update_period", "update_period")
+            found = dict.fromkeys(str(given[name]) for name in names if given.get(name) is not None)
+            by_label += [f"{label} {' and '.join(found)}"] if found else []
+    return ", ".join(by_label)
+
+
 def reason(name: str, ratio: SweptRatio, condition: Condition) -> str:
     """Return a clause on why a ratio over a sweep gives its verdict."""
     if ratio.estimate is None:
@@ -210,8 +232,8 @@ def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Cond
             over_studies(*(views.final for views in in_time.values())),
             _beside(sweep, times, mkor, in_steps, in_time),
             *(counts(f"{rival}/{mkor}", views.final) for rival, views in in_time.items()),
-            f"Steps between updates: {periods}." if (periods := trained.periods((*rivals, mkor))) else "",
-            *map(trained.inert_studies, rivals),
+            f"Steps between updates: {periods}." if (periods := update_periods(trained, (*rivals, mkor))) else "",
+            *(inert_studies(trained, rival) for rival in rivals),
             narrow(parts),
             left_out(trained.of_labels(*labels)),
         ),
