@@ -13,10 +13,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mkor_core.mkor import MKOR
 from tests.support.experiments import block, load, optimizer, write
 from workflow.bench.plan.runs import TunedOptimizer
 from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tuning import Ranking, end_of, points, trial_values
+from workflow.bench.support.config import CONFIG, read_mapping
 
 SEEDS = st.integers(0, 2**32 - 1)
 LOSS = {"split": "validation", "metric": "loss"}
@@ -213,3 +215,23 @@ def test_a_grid_is_tried_in_turn_with_the_steps_of_trials(folder: Path):
     assert [trial.values["lr"] for trial in study] == [0.1, 0.3, 0.2]
     assert [trial.run.spec["steps"] for trial in study] == [15] * 3
     assert (end_of(grid["lr"], 0.3), end_of(grid["lr"], 0.2)) == ("high", "")
+
+
+def test_mkors_memory_fades_wherever_it_is_searched():
+    """With a decay at or below the stabilizer's blend old vectors never fade, and the factors grow until they overflow.
+
+    batch_size searched lower ones, too; its runs are too short to overflow, and its page says what such values do.
+    """
+    found = set()
+    for file in sorted((CONFIG / "experiments").glob("*.yaml")):
+        for blocks in read_mapping(file)["tiers"].values():
+            for one in blocks:
+                for entry in one["optimizers"]:
+                    space = {**one.get("tuning", {}).get("space", {}), **entry.get("space", {})}.get("factor_decay")
+                    if not entry["name"].startswith("mkor") or space is None:
+                        continue
+                    blend = entry["hyperparameters"].get("stabilizer_blend", MKOR.stabilizer_blend)
+                    (values,) = space.values()
+                    found.add((file.stem, min(values) > blend))
+    assert {name for name, fades in found if not fades} == {"batch_size"}
+    assert sum(fades for _, fades in found) > 5
