@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from benchmarks.models import BLOCKS
 from benchmarks.step_rows import ADAMW, CONTROL, FACTOR, FACTOR_BLOCK, FORWARD_BACKWARD, SGD, YARDSTICKS
 from workflow.bench.analysis import styles
-from workflow.bench.analysis.wording import listed
+from workflow.bench.analysis.wording import in_words
 from workflow.bench.figures import _page as page
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
@@ -64,7 +64,7 @@ def _message(shown: pd.DataFrame, blocks: Sequence[str]) -> str:
     """Return the title: MKOR's step over SGD's in each block."""
     of_mkor = shown[(shown["optimizer"] == "mkor") & (shown["period"] == PERIOD)].set_index("block")["of_sgd"]
     phrases = [f"{of_mkor[block]:.0f} ({_TITLES.get(block, block)})" for block in blocks if block in of_mkor.dropna()]
-    return f"A step of MKOR costs that of SGD times {listed(phrases)}" if phrases else ""
+    return f"A step of MKOR costs that of SGD times {in_words(phrases)}" if phrases else ""
 
 
 def _draw_block(axes: Axes, rows: pd.DataFrame, order: Sequence[str]) -> None:

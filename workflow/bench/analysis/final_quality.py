@@ -33,12 +33,7 @@ class Views(NamedTuple):
         Raises:
             NoSweepError: the target at the base's final quality was dropped.
         """
-        return cls(
-            *(
-                part.time_ratio(times, above, below) if times else part.steps_ratio(above, below)
-                for part in (sweep.at(FINAL), sweep, sweep.last())
-            )
-        )
+        return cls(*(part.ratio(above, below, times) for part in (sweep.at(FINAL), sweep, sweep.last())))
 
 
 def final_limit(sweep: TargetSweep) -> str:

@@ -19,10 +19,9 @@ def log_ratios(sweep: TargetSweep, above: str, below: str) -> dict[int, float]:
     By seed where fewer than two studies tuned them. What `TargetSweep.steps_ratio` estimates from all seeds is their
     mean. A study in which no pair of runs reaches a target is left out.
     """
-    courses = {label: sweep.courses[label] for label in (above, below)}
     ratios = {}
-    for unit, seeds in units_of(courses[below].runs, courses[above].runs).items():
-        part = replace(sweep, courses={label: _of_seeds(course, seeds) for label, course in courses.items()})
+    for unit, seeds in units_of(*(sweep.courses[label].runs for label in (below, above))).items():
+        part = _of_seeds(sweep, seeds, above, below)
         if (found := part.steps_ratio(above, below).estimate) is not None:
             ratios[unit] = math.log(found.value)
     return ratios
@@ -43,18 +42,20 @@ def units_of(*runs: pd.DataFrame) -> dict[int, set[int]]:
 
 def without_each_study(sweep: TargetSweep, above: str, below: str) -> list[TargetSweep]:
     """Return the sweep of two labels without the seeds of each tuning study in turn; none of fewer than three."""
-    courses = {label: sweep.courses[label] for label in (above, below)}
-    runs = [course.runs for course in courses.values()]
+    runs = [sweep.courses[label].runs for label in (above, below)]
     units = units_of(*runs) if len(set(studies_of(*runs).values())) > 2 else {}
     rests = (set().union(*(units[one] for one in units if one != left_out)) for left_out in units)
-    return [
-        replace(sweep, courses={label: _of_seeds(course, rest) for label, course in courses.items()}) for rest in rests
-    ]
+    return [_of_seeds(sweep, rest, above, below) for rest in rests]
 
 
-def _of_seeds(course: Course, seeds: set[int]) -> Course:
-    kept = {seed: crossings for seed, crossings in course.crossings.items() if seed in seeds}
-    return replace(course, runs=course.runs[course.runs["seed"].isin(seeds)], crossings=kept)
+def _of_seeds(sweep: TargetSweep, seeds: set[int], *labels: str) -> TargetSweep:
+    """Return the sweep of some seeds of some labels."""
+
+    def of_course(course: Course) -> Course:
+        kept = {seed: crossings for seed, crossings in course.crossings.items() if seed in seeds}
+        return replace(course, runs=course.runs[course.runs["seed"].isin(seeds)], crossings=kept)
+
+    return replace(sweep, courses={label: of_course(sweep.courses[label]) for label in labels})
 
 
 def nothing_to_compare(results: Results, experiment: str, left_out: Sequence[str]) -> NoDataError:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from workflow.bench.analysis.estimates import Estimate, crossed_ratio, mean_ratio, studies_of, study_means
 from workflow.bench.analysis.step_times import StepTimes, Training
-from workflow.bench.analysis.wording import listed
+from workflow.bench.analysis.wording import in_words
 from workflow.bench.plan.targets import Target, monotone
 from workflow.bench.results.columns import ENDED
 
@@ -155,6 +155,10 @@ class TargetSweep:
         """Return the ratio of two labels' steps, paired by seed."""
         return self._ratio(above, below, lambda _label, steps, _seeds: steps[..., None])
 
+    def ratio(self, above: str, below: str, times: StepTimes | None = None) -> SweptRatio:
+        """Return the ratio of two labels' seconds or, without times, steps."""
+        return self.time_ratio(times, above, below) if times else self.steps_ratio(above, below)
+
     def time_ratio(self, times: StepTimes, above: str, below: str) -> SweptRatio:
         """Return the ratio of two labels' seconds, paired by seed and by block of rounds.
 
@@ -214,7 +218,7 @@ def common_base(runs: pd.DataFrame) -> str | None:
 
 def percent(shares: Iterable[float]) -> str:
     """Return shares in words: ``30, 40 and 50 %``."""
-    return f"{listed(f'{100 * share:.0f}' for share in shares)} %"
+    return f"{in_words(f'{100 * share:.0f}' for share in shares)} %"
 
 
 def _log_ratios(

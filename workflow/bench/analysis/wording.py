@@ -68,7 +68,7 @@ def estimated(estimate: Estimate | None, runs: Sequence[float] = ()) -> str:
     return f"{number(estimate.value)}{interval}"
 
 
-def listed(parts: Iterable[str]) -> str:
+def in_words(parts: Iterable[str]) -> str:
     """Return parts as a list in words: ``a, b and c``."""
     *most, last = parts
     return f"{', '.join(most)} and {last}" if most else last

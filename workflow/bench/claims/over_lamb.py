@@ -21,7 +21,7 @@ from workflow.bench.analysis.horizons import horizon_sweep
 from workflow.bench.analysis.step_times import StepTimes, Training, steps_or_seconds, time_ratio
 from workflow.bench.analysis.target_sweep import FINAL, NoSweepError, SweptRatio, TargetSweep, percent
 from workflow.bench.analysis.time_to_target import budgets, of_any_length, too_short
-from workflow.bench.analysis.wording import capital, integer_ranges, listed, named_seeds, number
+from workflow.bench.analysis.wording import capital, in_words, integer_ranges, named_seeds, number
 from workflow.bench.claims.decision import (
     Condition,
     Decision,
@@ -131,7 +131,7 @@ def _swept(
     ratio, where, other, data = views.final, final_limit(sweep), disagreement(pair, views, condition), NO_SOURCES
     lengths, own_lengths = own_sweep(trained, own, above, below) if own else (None, "")
     if own and lengths:
-        ratio = lengths.time_ratio(times, above, below) if times else lengths.steps_ratio(above, below)
+        ratio = lengths.ratio(above, below, times)
         where = f"{LAMB}'s final quality by runs of several lengths"
         other = _differs(pair, ratio, views, condition)
         data = own.sources(*labels)
@@ -148,7 +148,7 @@ def _swept(
     )
     data += trained.sources(*labels) + (times_of(trained.name, above, below) if times else NO_SOURCES)
     why = "; ".join(filter(None, (f"to {where}, {reason(pair, ratio, condition)}", other)))
-    part = robust_part(name, lengths or sweep.at(FINAL), above, below, condition, times)
+    part = robust_part(name, ratio, condition, lengths or sweep.at(FINAL), above, below, times)
     return Decision((part,), why, sentences(details, narrow([part])), integer_ranges(ratio.seeds), data=data)
 
 
@@ -297,7 +297,7 @@ def _decide(evidence: Evidence, times: StepTimes | None, above: str, below: str,
     names = [evidence.bert.name, evidence.squad.name] if evidence.in_full else []
     names += [trained.name for trained in evidence.sweeps]
     names += [own.name for own in evidence.horizons.values() if not {above, below} - set(own.runs["optimizer"])]
-    carriers = f"Carried by {listed(names)}; the paper's number is of BERT-Large."
+    carriers = f"Carried by {in_words(names)}; the paper's number is of BERT-Large."
     return Decision(
         tuple(one.parts[0] for one in carried),
         f"{'Training seconds' if times else 'Iterations'}; {why}.",

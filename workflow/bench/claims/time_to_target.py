@@ -84,25 +84,26 @@ def part_of(name: str, ratio: SweptRatio, condition: Condition) -> Part:
 
 
 def robust_part(
-    name: str, sweep: TargetSweep, above: str, below: str, condition: Condition, times: StepTimes | None = None
+    name: str,
+    ratio: SweptRatio,
+    condition: Condition,
+    sweep: TargetSweep,
+    above: str,
+    below: str,
+    times: StepTimes | None = None,
 ) -> Part:
-    """Return the part that two labels' ratio decides, with the cases in which one tuning study less would change it.
+    """Return the part that a ratio decides, with the cases in which one tuning study less would change it.
 
     The interval keeps its length on logarithmic axes and moves with the mean: with a study less a t interval is longer,
     whatever that study was like.
 
-    sweep: that of the target at final quality, or of several lengths.
+    sweep: what the ratio of the two labels is of, the target at final quality or runs of several lengths.
     """
-
-    def ratio(given: TargetSweep) -> SweptRatio:
-        return given.time_ratio(times, above, below) if times else given.steps_ratio(above, below)
-
-    whole = ratio(sweep)
-    part = part_of(name, whole, condition)
-    if whole.estimate is None or part.verdict not in ("confirmed", "refuted"):
+    part, whole = part_of(name, ratio, condition), ratio.estimate
+    if whole is None or part.verdict not in ("confirmed", "refuted"):
         return part
-    others = [one for rest in without_each_study(sweep, above, below) if (one := ratio(rest).estimate) is not None]
-    moved = [whole.estimate.scaled(other.value / whole.estimate.value) for other in others]
+    rests = (rest.ratio(above, below, times).estimate for rest in without_each_study(sweep, above, below))
+    moved = [whole.scaled(rest.value / whole.value) for rest in rests if rest is not None]
     changed = sum(condition.judge(one) != part.verdict for one in moved)
     return replace(part, narrowly=f"{changed} of {len(moved)}" if changed else "")
 
@@ -215,11 +216,13 @@ def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Cond
     for rival in rivals:
         name = f"time {rival}/{mkor}" if more else f"{rival}/{mkor}"
         judged[name] = in_time[rival], time
-        parts.append(trained.unless_inert(rival, robust_part(name, final, rival, mkor, time, times)))
+        part = robust_part(name, in_time[rival].final, time, final, rival, mkor, times)
+        parts.append(trained.unless_inert(rival, part))
     for condition, rival in product(more, rivals):
         name = f"iterations {mkor}/{rival}"
-        judged[name] = Views.of(sweep, mkor, rival), condition
-        parts.append(trained.unless_inert(rival, robust_part(name, final, mkor, rival, condition)))
+        views = Views.of(sweep, mkor, rival)
+        judged[name] = views, condition
+        parts.append(trained.unless_inert(rival, robust_part(name, views.final, condition, final, mkor, rival)))
     name, (views, condition) = next(iter(judged.items()))
     verdicts = part_verdicts(parts) if len(parts) > 1 else reason(name, views.final, condition)
     disagreements = (disagreement(name, *of_one) for name, of_one in judged.items())

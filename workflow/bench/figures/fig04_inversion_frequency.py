@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.curves import last_common_values
 from workflow.bench.analysis.estimates import estimate, median_minimum
-from workflow.bench.analysis.wording import listed
+from workflow.bench.analysis.wording import in_words
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.results.tables import NoDataError, Results, published
@@ -101,7 +101,7 @@ def _message(times: pd.DataFrame) -> str:
             name = styles.style_of(label).short
             phrases.append(f"{page.span(f'{ratio:.1f}' for ratio in sorted(ratios))} ({name})")
     longest = f"{times['inverse_update_period'].max():,.0f}"
-    times_as_long = f"{listed(phrases)} times as long as one in {longest} steps" if phrases else ""
+    times_as_long = f"{in_words(phrases)} times as long as one in {longest} steps" if phrases else ""
     return f"An update in every step makes an iteration {times_as_long}" if phrases else ""
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.field import Contest, contests
-from workflow.bench.analysis.wording import listed
+from workflow.bench.analysis.wording import in_words
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -67,7 +67,7 @@ def _name_of(label: str, found: Sequence[Contest]) -> str:
         for contest in found
         if label in contest.labels and (base := contest.base_of(label)) not in (label, contest.base)
     }
-    own = listed(styles.style_of(base).short for base in sorted(bases)) if bases else ""
+    own = in_words(styles.style_of(base).short for base in sorted(bases)) if bases else ""
     return f"{styles.style_of(label).name}, over {own}" if own else styles.style_of(label).name
 
 

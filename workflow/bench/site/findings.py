@@ -14,12 +14,12 @@ from typing import Final, cast
 from workflow.bench.analysis.captions import INERT, inert_labels
 from workflow.bench.analysis.ladder import NAMES, Decision, in_general, on_workload
 from workflow.bench.analysis.styles import style_of, workload_name
-from workflow.bench.analysis.wording import listed, number
+from workflow.bench.analysis.wording import in_words, number
 from workflow.bench.claims.costs import PERIODS
 from workflow.bench.site.kept import Kept, Measured, Row, UnsupportedError, need
 
-_HIGH: Final = re.compile(r"\[.*, (.*)\]\Z")
-"""The high end of the interval that a table's cell ends with."""
+_INTERVAL: Final = re.compile(r"\[([-+.\de]+), ([-+.\de]+)\]\Z")
+"""The interval of two numbers that a table's cell ends with."""
 _SAID: Final = {"holds": "holds", "fails": "fails", "open": "is open", "not tested": "is not tested"}
 """What a prediction does, by the decision of its runs."""
 
@@ -61,12 +61,12 @@ def _break_even(kept: Kept, parts: Sequence[str]) -> str:
     limits = re.findall(r"in multiples of lamb's, < ([\d.]+ \[[\d., ]+\]), here ([\d.]+)", kept.claim("C01")["details"])
     if len(limits) != len(parts):
         return ""
-    phrases = listed(f"{limit} ({part}, here {here})" for part, (limit, here) in zip(parts, limits, strict=True))
+    phrases = in_words(f"{limit} ({part}, here {here})" for part, (limit, here) in zip(parts, limits, strict=True))
     return f" On any machine MKOR-H saves time if its step costs less, in multiples of LAMB's, than {phrases}."
 
 
 def _parts(parts: Mapping[str, Measured]) -> str:
-    return listed(f"{one} ({name})" if name else str(one) for name, one in parts.items())
+    return in_words(f"{one} ({name})" if name else str(one) for name, one in parts.items())
 
 
 def _newer(kept: Kept) -> str:
@@ -127,10 +127,10 @@ def _rank_one(kept: Kept) -> str:
         [", ".join(number(one.value) for one in side) for side in of_claim] for of_claim in (errors, shares)
     )
     return (
-        f"On the {listed(models.values())} the mean vector captures {captured} of the best rank-1 matrix's energy for "
-        f"activations, and {less} for gradients (C15). That matrix's relative error, the median over steps and seeds, "
-        f"is in the worst layer {missed} for activations, and {more} for gradients (C14). Mean gradients are so small "
-        f"that J_L, the factor made of them, turns no layer's gradient by more than 1 − cos = {max(changes):.1e} "
+        f"On the {in_words(models.values())} the mean vector captures {captured} of the best rank-1 matrix's energy "
+        f"for activations, and {less} for gradients (C15). That matrix's relative error, the median over steps and "
+        f"seeds, is in the worst layer {missed} for activations, and {more} for gradients (C14). Mean gradients are so "
+        f"small that J_L, the factor made of them, turns no layer's gradient by more than 1 − cos = {max(changes):.1e} "
         "(`fig18_factors`)."
     )
 
@@ -180,44 +180,33 @@ def _both_sides(kept: Kept) -> str:
 
 
 def _kfac_ends(kept: Kept) -> str:
-    ends: dict[str, Measured] = {}
-    for row in kept.rows("tables/field_results", "field"):
-        cells = [row[f"end{part}"] for part in ("", ", low", ", high")]
-        if row["experiment"] == _OVER_SGD and all(cells):
-            ends[row["optimizer"]] = Measured(*map(float, cells))
-    need({"kaisa", "kaisa_again", "mkor", "sgd"} <= ends.keys(), f"{_OVER_SGD} lacks a label with an interval")
-    need(ends["kaisa"].high < ends["mkor"].low, "KAISA does not end below MKOR")
-    need(ends["kaisa_again"].value < ends["mkor"].value, "a second search of KAISA ends above MKOR")
+    experiment, labels = "field_autoencoder", ("kaisa", "kaisa_again", "mkor", "sgd")
+    kaisa, again, mkor, sgd = (kept.in_field(experiment, label, "end") for label in labels)
+    need(kaisa.high < mkor.low, "KAISA does not end below MKOR")
+    need(again.value < mkor.value, "a second search of KAISA ends above MKOR")
     return (
-        f"In `{_OVER_SGD}` the validation loss ends at {ends['kaisa']} with KAISA (in a second search at "
-        f"{ends['kaisa_again']}), {ends['mkor']} with MKOR and {ends['sgd']} with SGD."
+        f"In `{experiment}` the validation loss ends at {kaisa} with KAISA (in a second search at {again}), {mkor} "
+        f"with MKOR and {sgd} with SGD."
     )
 
 
-_OVER_SGD: Final = "field_autoencoder"
-
-
 def _better_base(kept: Kept) -> str:
-    labels = ("lamb", "mkor", "adamw", "mkor_adamw", "kaisa_adamw")
-    losses = kept.last_losses("bert_pretraining")
+    experiment, labels = "bert_pretraining", ("lamb", "mkor", "adamw", "mkor_adamw", "kaisa_adamw")
+    losses = kept.last_losses(experiment)
     need(set(labels) <= set(losses), "the records lack a label")
     lamb, mkor, adamw, over, kaisa = (losses[label] for label in labels)
     need(adamw < mkor < lamb, "the order of the losses is another")
     column = "fewer iterations than its base, final quality"
-    rows = {row["optimizer"]: row for row in kept.rows("tables/time_to_target") if row["experiment"] == _BERT}
+    rows = {row["optimizer"]: row for row in kept.rows("tables/time_to_target") if row["experiment"] == experiment}
     saved = {label: rows[label][column] for label in ("mkor_adamw", "kaisa_adamw")}
-    intervals = [re.fullmatch(r"[\d.]+ \[([\d.]+), ([\d.]+)\]", cell) for cell in saved.values()]
-    is_open = [found and float(found[1]) <= 1 <= float(found[2]) for found in intervals]
-    need(all(is_open), "the iterations that MKOR or KAISA save over AdamW are decided")
+    ends = [_ends(cell) for cell in saved.values()]
+    need(all(end and end[0] <= 1 <= end[1] for end in ends), "what MKOR or KAISA save over AdamW is decided")
     return (
-        f"BERT's validation loss in `{_BERT}` ends at {lamb:.2f} with LAMB, {mkor:.2f} with MKOR over LAMB, "
+        f"BERT's validation loss in `{experiment}` ends at {lamb:.2f} with LAMB, {mkor:.2f} with MKOR over LAMB, "
         f"{adamw:.2f} with AdamW, {over:.2f} with MKOR and {kaisa:.2f} with KAISA over AdamW (medians over seeds, no "
         f"intervals). To AdamW's final quality AdamW takes {saved['mkor_adamw']} of MKOR's iterations and "
         f"{saved['kaisa_adamw']} of KAISA's."
     )
-
-
-_BERT: Final = "bert_pretraining"
 
 
 def _inert(kept: Kept) -> str:
@@ -271,7 +260,7 @@ def _ladder(kept: Kept) -> str:
             decision = cast(Decision, row["prediction"].partition(",")[0])
             decided.setdefault(decision, []).append(f"{workload_name(row['workload'])} over {NAMES[row['base']]}")
             by_workload.setdefault(row["workload"], []).append(decision)
-    predicted = "; ".join(f"{verb} on {listed(decided[said])}" for said, verb in _SAID.items() if said in decided)
+    predicted = "; ".join(f"{verb} on {in_words(decided[said])}" for said, verb in _SAID.items() if said in decided)
     general = _SAID[in_general({workload: on_workload(of_it) for workload, of_it in by_workload.items()})]
     vanishes = (
         f" Declared before the runs: MKOR's gain vanishes where inputs are centred. In general this {general}: it "
@@ -279,8 +268,8 @@ def _ladder(kept: Kept) -> str:
     )
     return (
         "A method saves iterations on a pair of a workload and a base if its interval lies below the base's: "
-        f"{listed(saves)} in the mean of all targets (`fig21_ladder`), {listed(at_end)} at the base's final quality. "
-        f"{listed(worth)}.{vanishes if decided else ''}"
+        f"{in_words(saves)} in the mean of all targets (`fig21_ladder`), {in_words(at_end)} at the base's final "
+        f"quality. {in_words(worth)}.{vanishes if decided else ''}"
     )
 
 
@@ -308,7 +297,7 @@ def _width(kept: Kept) -> str:
     largest = max(rows, key=lambda row: int(row["width"]))["width"]
     held_out = [row | {"prediction": row["prediction"] or "not tested"} for row in rows if row["width"] == largest]
     need(any(row["prediction"] != "not tested" for row in held_out), "the prediction is not tested for any label")
-    smaller = listed(dict.fromkeys(row["width"] for row in rows if row["width"] != largest))
+    smaller = in_words(dict.fromkeys(row["width"] for row in rows if row["width"] != largest))
     return (
         f"Declared before the runs: the speedup over AdamW at a width of {largest} is what a line through those at "
         f"{smaller} has there, on logarithmic axes. "
@@ -323,13 +312,19 @@ def _predicted(rows: Sequence[Row], column: str) -> str:
     for row in rows:
         shown = f" ({row[column]})" if row[column] else ""
         labels.setdefault(row["prediction"], []).append(f"`{row['label']}`{shown}")
-    return ", ".join(f"{verb} for {listed(labels[said])}" for said, verb in _SAID.items() if said in labels)
+    return ", ".join(f"{verb} for {in_words(labels[said])}" for said, verb in _SAID.items() if said in labels)
 
 
 def _saves(rows: Sequence[Row], column: str) -> str:
     """Return in how many of the rows with an interval in a column of the ladder's table it lies below 1."""
-    highs = [float(found[1]) for row in rows if (found := _HIGH.search(row[column]))]
-    return f"{sum(high < 1 for high in highs)} of {len(highs)}"
+    ends = [end for row in rows if (end := _ends(row[column]))]
+    return f"{sum(high < 1 for _, high in ends)} of {len(ends)}"
+
+
+def _ends(cell: str) -> tuple[float, float] | None:
+    """Return the ends of the interval of a table's cell; None without one, or if it has no end."""
+    found = _INTERVAL.search(cell)
+    return None if found is None else (float(found[1]), float(found[2]))
 
 
 FINDINGS: Final[Mapping[str, Callable[[Kept], str]]] = {

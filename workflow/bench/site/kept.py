@@ -96,11 +96,11 @@ class Kept:
         need(times, f"cost_scaling has no {part} of {optimizer} at {dimension}")
         return fmean(times)
 
-    def in_field(self, experiment: str, optimizer: str) -> Measured:
-        """Return the steps of a label of the field over its base's."""
+    def in_field(self, experiment: str, optimizer: str, quantity: str = "steps / base") -> Measured:
+        """Return a quantity of a label of the field, by default its steps over its base's."""
         rows = self.rows("tables/field_results", "field")
         chosen = [row for row in rows if (row["experiment"], row["optimizer"]) == (experiment, optimizer)]
-        cells = [chosen[0][f"steps / base{end}"] for end in ("", ", low", ", high")] if chosen else [""]
+        cells = [chosen[0][f"{quantity}{end}"] for end in ("", ", low", ", high")] if chosen else [""]
         need(all(cells), f"field_results has no interval of {optimizer} in {experiment}")
         return Measured(*map(float, cells))
 
