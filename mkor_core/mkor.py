@@ -54,7 +54,8 @@ class MKOR(HostAssisted, LowRank, InPlaceMethod):
     """``sherman_morrison`` is exact (A3), ``published`` is the paper's Algorithm 1 (A2), ``released`` is the released
     code's update (A4), with its clamp on rows and its first update, which only sets J = I."""
     factor_decay: Annotated[float | None, POSITIVE_DECAY, "the weight of the old factor"] = None
-    """Gamma. None means 0.95 for the rule ``released``, otherwise 0.9."""
+    """Gamma. None means 0.95 for the rule ``released``, otherwise 0.9. At or below zeta (``stabilizer_blend``) J has no
+    bound: directions that no vector meets grow by zeta / gamma at each update of ``sherman_morrison``."""
     inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the inverses"] = 10
     stabilizer_threshold: Annotated[
         float, Range(at_least=0, finite=False), "the largest entry of a factor that is not stabilized"
