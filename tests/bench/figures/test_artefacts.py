@@ -447,14 +447,14 @@ def test_fig13_marks_a_diverged_run_and_counts_it(drawn):
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert crosses == lines_of(figure.axes[0], "mkor_published", "x")
     assert len(crosses) == 1
-    assert [text for text in texts_in(figure.axes[2]) if text != "not run"] == ["5 of 6", "← finished"]
+    assert [text for text in texts_in(figure.axes[2]) if text != "not run"] == ["5 of 6", "finished"]
     assert "Diverged: Autoencoder MKOR (published rule) seed 4." in caption_of(figure)
 
 
 @pytest.mark.parametrize(
     ("labels", "texts"),
     [
-        ([{"label": "sgd"}, {"label": "mkor_published", "failed": (0, 1, 2)}], ["0 of 3", "← finished"]),
+        ([{"label": "sgd"}, {"label": "mkor_published", "failed": (0, 1, 2)}], ["0 of 3", "finished"]),
         ([{"label": "mkor"}], ["the base optimizer has no run to pair with"]),
     ],
 )

@@ -354,6 +354,14 @@ def test_no_line_of_a_caption_begins_with_a_unit(shift):
     assert not any(line.startswith("%") for line in figure.texts[-1].get_text().split("\n"))
 
 
+def test_no_word_of_a_title_stands_alone_in_the_last_line():
+    """The 16 words of five letters take one and a bit of a line."""
+    figure, _ = _page.new_figure(1, 1, height=1)
+    _page.arrange(figure, [], "a caption", 3, " ".join(["words"] * 16))
+    first, second = (line.split() for line in figure.texts[0].get_text().split("\n"))
+    assert abs(len(first) - len(second)) <= 2
+
+
 def test_a_legend_of_long_names_takes_fewer_columns_and_stays_inside():
     """All styles at once do not fit in the four columns that are allowed."""
     figure, _ = _page.new_figure(1, 1, height=1)

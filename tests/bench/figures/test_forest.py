@@ -45,7 +45,7 @@ def test_the_marker_of_few_runs_is_their_median():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"), [(0.9, 1.1, " (undecided)"), (0.5, 0.9, ""), (math.nan, math.nan, "")]
+    ("low", "high", "said"), [(0.9, 1.1, " (undecided)"), (0.5, 0.9, ""), (math.nan, math.nan, " (undecided)")]
 )
-def test_a_ratio_whose_interval_contains_1_is_undecided(low, high, said):
+def test_a_ratio_without_an_interval_that_leaves_out_1_is_undecided(low, high, said):
     assert undecided(ratio(low, high)) == said

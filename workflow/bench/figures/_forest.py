@@ -72,10 +72,10 @@ def draw_interval(axes: Axes, estimate: Estimate, row: float, color: str) -> Non
 
 
 def undecided(ratio: Estimate) -> str:
-    """Return the remark of a title on a ratio of one run or with 1 in its interval; empty on any other."""
+    """Return the remark of a title on a ratio of one run, or without an interval that leaves out 1; empty on others."""
     if ratio.n == 1:
         return " (one run)"
-    return " (undecided)" if ratio.contains(1) else ""
+    return " (undecided)" if ratio.contains(1) or not ratio.has_interval else ""
 
 
 def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, below: float = 0.26) -> None:
@@ -137,7 +137,7 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
             centers.append(float(np.median(finite)))
             runs[row, label] = finite
         if len(finite) < len(changes[label]):  # the loss of a run that broke down is infinite
-            write_beside(axes, row, f"{len(finite)} of {len(changes[label])}", "← finished")
+            write_beside(axes, row, f"{len(finite)} of {len(changes[label])}", "finished")
     _limit(axes, centers, [value for values in runs.values() for value in values])
     for (row, label), values in runs.items():
         _draw_inside(axes, values, row, label)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -284,6 +284,7 @@ def write(figure: Figure, folder: Path, name: str, caption: str) -> list[Path]:
     return [folder / f"{name}{suffix}" for suffix in contents]
 
 
+@lru_cache(maxsize=4096)
 def _text_width(text: str, size: float) -> float:
     """Return the width of ``text`` in points, in letters of ``size`` points, at any resolution of the figure."""
     width: float = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)[0]
@@ -304,12 +305,22 @@ def _legend_columns(names: Sequence[str], most: int, points: float) -> int:
 
 
 def _wrapped(text: str, points: float, size: float) -> list[str]:
+    """Break ``text`` into as few lines of at most ``points`` as can be, nearly equal in width: no word stands alone."""
+    lines = _filled(text, points, size)
+    for share in np.arange(0.95, 0.5, -0.05):
+        if len(narrower := _filled(text, share * points, size)) == len(lines):
+            lines = narrower
+    return lines
+
+
+def _filled(text: str, points: float, size: float) -> list[str]:
     """Break ``text`` into lines that are at most ``points`` wide in letters of ``size`` points, not before a unit."""
     lines: list[str] = []
+    space, used = _text_width("n n", size) - _text_width("nn", size), 0.0
     for word in re.split(r"\s+(?![%°])", text.strip()):
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and _text_width(longer, size) <= points:
-            lines[-1] = longer
+        width = _text_width(word, size)
+        if lines and used + space + width <= points:
+            lines[-1], used = f"{lines[-1]} {word}", used + space + width
         else:
-            lines.append(word)
+            lines, used = [*lines, word], width
     return lines
