@@ -60,7 +60,7 @@ _PHASES: Final = (
 _LIMITS: Final = (
     "Gray: the base optimizer's iterations to the experiment's target over the optimizer's, paired by seed. A step "
     "that takes less than so many times the base's saves time; iterations do not depend on the machine, so that those "
-    "of the first machine with runs stand for all"
+    "of the first machine with runs stand for all. An optimizer that misses the target in most runs has none"
 )
 
 
