@@ -127,7 +127,7 @@ def _draw_ratios(
             look = styles.style_of(base)
             axes.plot(1, row, marker=look.marker, color=look.color, markersize=5)
             continue
-        if found and found.ratio and 0 < median(by_seed) < math.inf:
+        if found and found.ratio and by_seed and 0 < median(by_seed) < math.inf:
             forest.draw_estimate(axes, found.ratio, row, label, runs=by_seed)
             drawn[label] = replace(found.ratio, value=forest.shown_value(found.ratio, by_seed))
         forest.draw_runs(axes, [ratio for ratio in by_seed if 0 < ratio < math.inf], row, label)
@@ -172,7 +172,7 @@ def _message(runs: pd.DataFrame, base: str, ratios: Mapping[str, Mapping[str, Es
         return ""
     remarks = {word: forest.undecided(ratio).strip(" ()") for word, ratio in found.items()}
     alike = len({*remarks.values()}) == 1
-    parts = []
+    parts: list[str] = []
     for word, ratio in found.items():
         whose = "its" if parts else f"{styles.style_of(base).name}'s"
         remark = f" (the {word} {remarks[word]})" if remarks[word] and not alike else ""

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis.time_to_target import Quantity
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _time_to_target as time_to_target
 from workflow.bench.results.tables import Results, published
@@ -21,8 +22,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw validation accuracy over training time, and each label's epochs and time to the target over its base's."""
     (experiment,) = EXPERIMENTS
     paper = published("resnet50_imagenet")
-    by_label = paper.set_index(paper["optimizer"].str.lower())[["epochs_to_target", "time_to_target_s"]]
-    epochs, seconds = (by_label[name].drop("sgd") / by_label.loc["sgd", name] for name in by_label)
+    by_label = paper.set_index(paper["optimizer"].str.lower())
+    columns: dict[Quantity, str] = {"steps": "epochs_to_target", "seconds": "time_to_target_s"}
+    ratios = {quantity: (by_label[name] / by_label[name]["sgd"]).drop("sgd") for quantity, name in columns.items()}
     at = f"{paper['target_top1'].iloc[0]:g} %"
     subject = time_to_target.Subject(
         experiment,
@@ -31,7 +33,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         _accuracy_axis,
         "validation accuracy (%)",
         lambda goal: f"{100 * goal:g} %",
-        paper={"steps": epochs, "seconds": seconds},
+        paper={quantity: of_one.to_dict() for quantity, of_one in ratios.items()},
         paper_name="published (ImageNet)",
         notes=(f"Hollow: the paper's ResNet-50 on ImageNet on 64 GPUs, to a test accuracy of {at}, over its SGD",),
     )

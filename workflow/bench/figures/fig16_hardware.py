@@ -121,7 +121,7 @@ def _of_turns(machine: Machine, model: Model, notes: list[str]) -> list[Step]:
     if rows.empty:
         return []
     kinds = rows[["experiment", "workload", "optimizer", "inverse_update_period"]].drop_duplicates()
-    timed = [TimedLabel(*map(str, names), float(str(period))) for *names, period in kinds.to_numpy()]
+    timed = [TimedLabel(str(name), str(at), str(label), float(period)) for name, at, label, period in kinds.to_numpy()]
     found = []
     for label in (one for one in timed if one.optimizer in _SHOWN):
         base = label._replace(optimizer=model.base, period=math.nan)
