@@ -1,27 +1,24 @@
-"""Figure 16: bars by machine, hatched projections, and the text of panels without data."""
+"""Figure 16: times of steps over the base's by machine, on one clock, and the break-even of each optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import geometric_mean
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_hex
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from tests.support.figures import caption_of, figure_of, legend_of, texts_in
+from tests.support.figures import caption_of, figure_of, legend_of, lines_of, texts_in, title_of, xs
 from tests.support.synthetic import iteration_times
 from tests.support.synthetic_hardware import REACHES, STEPS, write_machine
 from tests.support.synthetic_probes import STEP_MS, step_time, write_probe
 from workflow.bench.analysis import styles
 from workflow.bench.figures import fig16_hardware
 from workflow.bench.results.tables import NoDataError, Results
-
-WHITE = "#ffffff"
 
 
 @pytest.fixture
@@ -39,109 +36,93 @@ def _draw(root: Path, *others: Path) -> Figure:
     return figure_of("fig16_hardware", Results(root, "embedded tier", others))
 
 
-def _bars(figure: Figure, panel: int) -> list[tuple[str, bool, float]]:
-    """Return the color, the hatching and the length of a panel's bars, from top to bottom."""
-    bars = [bar for bar in figure.axes[panel].patches if isinstance(bar, Rectangle)]
-    bars.sort(key=lambda bar: bar.get_y())
-    return [(to_hex(bar.get_edgecolor()), bar.get_hatch() is not None, bar.get_width()) for bar in bars]
+def _time_steps(root: Path, speed: float = 1.0) -> None:
+    """Time the steps of a machine's runs: 50 ms with KAISA, 30 with LAMB, both divided by the speed, 40 with MKOR."""
+    ms = {label: STEP_MS.get(label, 30.0) / speed for label in REACHES} | {"mkor": 40.0}
+    write_probe(root, "step_time", step_time(Results(root).runs("bert_pretraining"), ms))
 
 
-def test_every_step_time_is_a_bar_in_its_methods_color(here):
+def _marker(panel: Axes, label: str) -> float:
+    """Return the place of a label's marker."""
+    (line,) = lines_of(panel, label, styles.style_of(label).marker)
+    return xs(line)[0]
+
+
+def _rows(panel: Axes) -> list[str]:
+    return [text.get_text() for text in panel.get_yticklabels()]
+
+
+def test_a_step_is_shown_over_the_bases_of_the_same_clock(here):
+    """Truth: 50 and 40 ms over 30. The other probe, whose waits lengthen steps, gives other ratios and is not mixed in.
+
+    No row is empty: Eva, which only the other probe has timed, has none.
+    """
+    _time_steps(here)
+    figure = _draw(here)
+    (panel,) = figure.axes
+    assert (panel.get_title(), panel.get_xlabel()) == ("BERT", "times LAMB's\nstep time")
+    assert _rows(panel) == ["KFAC, every 5", "MKOR, every 5"]
+    assert _marker(panel, "kaisa") == pytest.approx(50 / 30)
+    assert _marker(panel, "mkor") == pytest.approx(40 / 30)
+    assert title_of(figure) == ("A step takes with MKOR 1.33 and with KFAC 1.67 times as long as the base optimizer's")
+    assert "the probe step_time" in caption_of(figure)
+
+
+def test_the_break_even_is_the_bases_iterations_over_the_optimizers(here):
+    """Truth: REACHES and two more seeds, one step later each; SGD, which never arrives, is no row."""
+    _time_steps(here)
+    figure = _draw(here)
+    ticks = [xs(line)[0] for line in figure.axes[0].lines if line.get_marker() == "^"]
+    truth = [np.exp(np.mean([np.log((120 + seed) / (at + seed)) for seed in range(3)])) for at in (70, 80)]
+    assert ticks == pytest.approx(truth)
+    assert "break-even, with its interval" in legend_of(figure)
+
+
+def test_without_the_turns_the_phases_of_all_models_are_shown(here):
     """Truth: the synthetic milliseconds of a cycle of 10 steps, for each of the three models."""
     figure = _draw(here)
-    assert not any(hatched for panel in range(len(figure.axes)) for _, hatched, _ in _bars(figure, panel))
-    assert "projected" not in legend_of(figure)
-    assert "rojected" not in caption_of(figure)
-    # Without a second machine no machine is named.
-    names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert names == [styles.style_of(label).name for label in styles.in_order({*STEPS["bert"], "sgd"})]
-    assert [axes.get_title() for axes in figure.axes[:3]] == ["BERT", "ResNet", "Autoencoder"]
-    for panel, subject in enumerate(("bert", "resnet", "autoencoder")):
-        truth = []
-        for label in styles.in_order(STEPS[subject]):
-            times = STEPS[subject][label]
-            mean = (times[0] + 9 * times[-1]) / 10
-            # The repeats are a little apart, of which a geometric mean is drawn.
-            truth.append((styles.style_of(label).color.lower(), False, pytest.approx(1.01 * mean, rel=1e-3)))
-        assert _bars(figure, panel) == truth
-        assert figure.axes[panel].get_xlabel() == "ms"
+    assert "the probe step_breakdown" in caption_of(figure)
+    assert [axes.get_title() for axes in figure.axes] == ["BERT", "ResNet", "Autoencoder"]
+    assert _rows(figure.axes[0]) == ["KFAC, every 10", "Eva", "MKOR, every 10"]
+    for panel, (model, base) in zip(
+        figure.axes, (("bert", "lamb"), ("resnet", "sgd"), ("autoencoder", "sgd")), strict=True
+    ):
+        for label in ("kaisa", "mkor"):
+            refresh, other = STEPS[model][label]
+            assert _marker(panel, label) == pytest.approx((refresh + 9 * other) / 10 / STEPS[model][base][0])
 
 
-def test_without_the_breakdown_the_cycles_of_one_period_are_shown(here):
-    """Truth: the synthetic milliseconds at period 10, one of four timed periods."""
-    (here / "probes" / "step_breakdown.csv").unlink()
-    times = iteration_times()
-    write_probe(here, "iteration_time", times)
-    figure = _draw(here)
-    assert [axes.get_title() for axes in figure.axes[:2]] == ["BERT", "Autoencoder"]
-    for panel, workload in enumerate(("bert", "autoencoder")):
-        chosen = times[(times["workload"] == workload) & (times["inverse_update_period"] == 10)]
-        means = chosen.groupby("optimizer")["iteration_ms"].agg(geometric_mean)
-        assert [width for *_, width in _bars(figure, panel)] == [
-            pytest.approx(means[label]) for label in styles.in_order(means.index)
-        ]
-
-
-def test_a_machine_without_runs_gets_hatched_projections_and_the_others_none(here, tmp_path):
-    figure = _draw(here, write_machine(tmp_path / "elsewhere", "fast-cpu", speed=2, runs=False))
-    bars = _bars(figure, 3)
-    assert [hatched for _, hatched, _ in bars] == [False] * 3 + [True] * 3
-    assert all(
-        (to_hex(bar.get_facecolor()) == WHITE) == (bar.get_hatch() is not None) for bar in figure.axes[3].patches
-    )
-    assert "projected" in legend_of(figure)
-    assert "Projected: iterations to the target measured on another machine" in caption_of(figure)
-    assert "Compared with fast-cpu: step times only, no runs." in caption_of(figure)
-    assert figure.axes[3].get_title() == "BERT\nvalidation loss ≤ 4.2"
-
-
-def test_censored_runs_are_counted_beside_their_bar_and_adopted_ones_have_none(here):
-    """The seconds of adopted runs are those of the machine that trained them."""
-    file = here / "bert_pretraining.runs.csv"
-    runs = pd.read_csv(file)
-    runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] == 2), ["crossing_step", "crossing_seconds"]] = None
-    runs.to_csv(file, index=False)
-    figure = _draw(here)
-    assert sorted(text for text in texts_in(figure.axes[3]) if text) == ["0 of 3", "2 of 3"]
-    assert len(_bars(figure, 3)) == len(REACHES) - 1
-    runs.loc[runs["optimizer"] == "lamb", "hardware"] = "far-cpu"
-    runs.to_csv(file, index=False)
-    assert len(_bars(_draw(here), 3)) == len(REACHES) - 2
-
-
-def test_other_workloads_of_an_experiment_are_in_no_panel(here):
-    """The autoencoder has no panel of another model's runs of the same experiment, and no empty one."""
-    for suffix in (".csv", ".runs.csv"):
-        table = pd.read_csv(here / f"bert_pretraining{suffix}").assign(experiment="update_rules", workload="alexnet")
-        table.to_csv(here / f"update_rules{suffix}", index=False)
-    figure = _draw(here)
-    assert [axes.get_title().split("\n")[0] for axes in figure.axes] == ["BERT", "ResNet", "Autoencoder", "BERT"]
-    assert all(_bars(figure, panel) for panel in range(4))
-
-
-def test_times_to_target_are_iterations_times_the_probes_time_of_a_step(here):
-    """Truth: REACHES and two more seeds, at 50 ms a step of KAISA and 30 of LAMB."""
-    assert "the runs' own seconds" in caption_of(_draw(here))
-    runs = Results(here).runs("bert_pretraining")
-    write_probe(here, "step_time", step_time(runs))
-    figure = _draw(here)
-    assert "Time: iterations times the time of a step" in caption_of(figure)
-    found = {color: width for color, _, width in _bars(figure, 3)}
-    for label in ("kaisa", "lamb"):
-        crossings = runs.loc[runs["optimizer"] == label, "crossing_step"]
-        truth = geometric_mean(crossings) * STEP_MS.get(label, 30.0) / 1000
-        assert found[styles.style_of(label).color.lower()] == pytest.approx(truth)
-
-
-def test_a_machine_without_data_for_a_panel_is_marked(here, tmp_path):
+def test_every_machine_has_a_row_of_panels(here, tmp_path):
+    """Truth: a machine twice as fast but for MKOR has twice MKOR's ratio; one without the clock is named."""
     other = write_machine(tmp_path / "elsewhere", "fast-cpu", speed=2)
-    (other / "probes" / "step_breakdown.csv").unlink()
+    without = write_machine(tmp_path / "elsewhere", "bare-cpu", runs=False)
+    _time_steps(here)
+    _time_steps(other, speed=2)
+    figure = _draw(here, other, without)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["test-cpu", "fast-cpu"]
+    assert [_marker(axes, "mkor") for axes in figure.axes] == pytest.approx([40 / 30, 80 / 30])
+    assert title_of(figure).endswith("base optimizer's on 2 machines")
+    assert "Bare-cpu has no step times to compare." in caption_of(figure)
+    assert "Compared with fast-cpu: 12 runs, 12 finished." in caption_of(figure)
+
+
+def test_a_busy_machine_has_no_ratio_and_says_why(here):
+    runs = Results(here).runs("bert_pretraining")
+    write_probe(here, "step_time", step_time(runs, busy=range(45)))
+    with pytest.raises(NoDataError, match="no time of a step"):
+        fig16_hardware.make(Results(here), here / "figures")
+    other = write_machine(here.parents[2] / "elsewhere", "idle-cpu")
+    _time_steps(other)
+    assert "Test-cpu: the machine was busy" in caption_of(_draw(here, other))
+
+
+def test_a_machine_without_a_model_says_so(here, tmp_path):
+    other = write_machine(tmp_path / "elsewhere", "fast-cpu", speed=2)
+    rows = pd.read_csv(other / "probes" / "step_breakdown.csv")
+    write_probe(other, "step_breakdown", rows[rows["workload"] != "resnet"])
     figure = _draw(here, other)
-    assert texts_in(figure.axes[0]) == ["no data"]
-    assert len(figure.axes) == 4  # neither machine has runs of the other two models
-    assert "No results yet: resnet50_imagenet, update_rules, probe iteration_time, probe step_time." in caption_of(
-        figure
-    )
+    assert texts_in(figure.axes[4]) == ["not timed"]
+    assert "No results yet: resnet50_imagenet, update_rules, probe step_time." in caption_of(figure)
 
 
 def test_long_names_and_many_machines_stay_inside(here, tmp_path):
@@ -149,28 +130,24 @@ def test_long_names_and_many_machines_stay_inside(here, tmp_path):
     others = [write_machine(tmp_path / "elsewhere", name, speed=2 + place) for place, name in enumerate(names)]
     figure = _draw(here, *others)
     figure.canvas.draw()
-    inside = figure.bbox
     for axes in figure.axes:
         labels = [label for label in axes.get_yticklabels() if label.get_text()]
-        boxes = [label.get_window_extent() for label in labels] + [text.get_window_extent() for text in axes.texts]
-        for box in boxes:
-            assert box.x0 >= inside.x0 - 1
-            assert box.x1 <= inside.x1 + 1
-        heights = [label.get_window_extent() for label in labels]
-        assert not any(one.overlaps(two) for index, one in enumerate(heights) for two in heights[index + 1 :])
+        boxes = [text.get_window_extent() for text in (*labels, axes.xaxis.label, axes.yaxis.label) if text.get_text()]
+        assert all(box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1 for box in boxes)
+    names_of_rows = [axes.yaxis.label.get_window_extent() for axes in figure.axes if axes.get_ylabel()]
+    assert len(names_of_rows) == 4
+    assert not any(one.overlaps(two) for index, one in enumerate(names_of_rows) for two in names_of_rows[index + 1 :])
 
 
 def test_without_this_machines_results_the_others_are_drawn(here, tmp_path):
     figure = _draw(tmp_path / "results" / "new-cpu" / "embedded", here)
-    assert len(_bars(figure, 0)) == len(STEPS["bert"])
+    assert _marker(figure.axes[0], "kaisa") > 1
     assert "No step time and no run of new-cpu yet." in caption_of(figure)
 
 
-def test_runs_of_other_experiments_alone_are_no_figure(here):
+def test_runs_and_another_clock_alone_are_no_figure(here):
+    """Cycles at several periods (iteration_time) have no turns of the base optimizer beside them."""
     (here / "probes" / "step_breakdown.csv").unlink()
-    for suffix in (".csv", ".runs.csv"):
-        table = pd.read_csv(here / f"bert_pretraining{suffix}").assign(experiment="bert_imdb")
-        table.to_csv(here / f"bert_imdb{suffix}", index=False)
-        (here / f"bert_pretraining{suffix}").unlink()
+    write_probe(here, "iteration_time", iteration_times())
     with pytest.raises(NoDataError, match=r"run python -m workflow\.bench\.timing --tier embedded first"):
         fig16_hardware.make(Results(here), here / "figures")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -36,17 +35,16 @@ IN_THE_PAPER: Final = {
 RIVALS: Final = {"sgd": "SGD", "kaisa": "KAISA", "hylo": "HyLo-KIS"}
 """Labels of the rivals, and their names in the paper's table of training speedups."""
 CONTENDERS: Final = ("mkor", "mkor_released")
-MARKED: Final = ("sgd", "mkor")
-"""Labels whose runs are thin lines; those of more would hide the curves."""
 NARROWEST: Final = (0.4, 2.6)
 WIDEST: Final = (0.1, 20.0)
 """The limits of the axis of ratios lie between these two."""
 _NOTES: Final = (
-    "Above: mean loss of the training batches since the last evaluation; on a logarithmic axis the statistics are "
-    "those of logarithms",
-    "dots are runs, paired by seed; markers are their means if all runs reached that level; to the right, how many "
-    "runs of the rival and of MKOR (for each rule, in the legend's order) reached it, if not all. A run that did not, "
-    "and ended before the other side did, leaves open which is faster",
+    "At the left: mean loss of the training batches since the last evaluation; on a logarithmic axis the statistics "
+    "are those of logarithms",
+    "dots are runs, paired by seed, and the marker is their median, or with few tuning studies the geometric mean; a "
+    "level that a run never reached counts as infinitely long. To the right, how many of the rival's runs reached it, "
+    "and of MKOR's (for each rule, in the legend's order), if not all. A run that did not, and ended before the other "
+    "side did, leaves open which is faster",
 )
 
 # The experiments of figures 11 and 12
@@ -55,15 +53,16 @@ _NOTES: Final = (
 def read(results: Results, metric: str, *, required: bool = True) -> dict[str, Timed]:
     """Return the experiments by name, their metrics the rows of one metric on the training data, timed by the probe.
 
-    Experiments without runs are left out: a tier need not have them all.
+    Experiments without runs are left out, since a tier need not have them all, and so are MKOR's further variants.
 
     Raises:
         NoDataError: no experiment has such a row, although one is ``required``.
     """
     times = StepTimes(results.probe("step_time"))
     measured = {name: timed(times, results.runs(name), results.metrics(name)) for name in EXPERIMENTS}
+    shown = (*RIVALS, *CONTENDERS)
     experiments = {
-        name: replace(one, metrics=panels.ended(one.metrics, "train", metric))
+        name: replace(one, metrics=panels.ended(one.metrics[one.metrics["optimizer"].isin(shown)], "train", metric))
         for name, one in measured.items()
         if not one.runs.empty
     }
@@ -81,20 +80,24 @@ def caption(results: Results, experiments: Mapping[str, Timed], notes: Sequence[
     return page.caption(results, runs, notes=[*notes, times], absent=absent)
 
 
-def begin_panel(axes: Axes, name: str, experiment: Timed, quantity: str) -> str:
-    """Set a panel's title: the data and the model of the runs, not those of the paper, in lines of the panel's width.
+def begin_panel(axes: Axes, name: str, experiment: Timed, quantity: str, *, title: bool) -> bool:
+    """Set a panel's title, the data and the model of the runs, if it has one; return whether it has values.
 
-    A panel without values of ``quantity`` gives the reason, which is returned; an empty text if there are values.
+    A panel without values of ``quantity`` gives the reason.
     """
-    runs, place = experiment.runs, axes.get_subplotspec()
-    width = 78 // (place.get_gridspec().ncols if place is not None else 1)
-    axes.set_title("\n".join(textwrap.wrap(styles.data_title(runs), width)), fontsize=7)
-    if not experiment.metrics.empty:
-        return ""
-    reasons = runs.loc[~runs["status"].isin(ENDED), "reason"].dropna()
-    reason = str(reasons.iloc[0]) if len(reasons) else f"{name}: no {quantity} in its runs"
-    panels.explain_empty(axes, reason, width=24)
-    return reason
+    runs = experiment.runs
+    if title:
+        axes.set_title(styles.data_title(runs, width=30), fontsize=7)
+    if experiment.metrics.empty:
+        reasons = runs.loc[~runs["status"].isin(ENDED), "reason"].dropna()
+        reason = str(reasons.iloc[0]) if len(reasons) else f"{name}: no {quantity} in its runs"
+        panels.explain_empty(axes, reason, width=24)
+    return not experiment.metrics.empty
+
+
+def model_name(experiment: Timed) -> str:
+    """Return the name of an experiment's model for titles."""
+    return styles.workload_name(str(experiment.runs["workload"].iloc[0]))
 
 
 # Contests on equal training accuracy
@@ -176,92 +179,77 @@ def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, st
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw training loss over training seconds, and MKOR's speedups to equal training accuracy, by experiment."""
+    """Draw a row for each experiment: training loss over time, and MKOR's speedups to equal training accuracy."""
     losses = read(results, "loss")
     accuracies = read(results, "accuracy", required=False)
     measured = {name: contests(of_name.runs, of_name.metrics) for name, of_name in accuracies.items()}
     paper = published("training_speedups")
-    figure, axes = page.new_figure(2, len(losses), height=3.9, height_ratios=(1.4, 1))
+    several = len(losses) > 1
+    figure, axes = page.new_figure(len(losses), 2, height=(1.9 if several else 2.4) * len(losses))
+    limits = _limits([contest for by_pair in measured.values() for contest in by_pair.values()])
     without: list[str] = []
-    for (upper, lower), (name, experiment) in zip(axes.T, losses.items(), strict=True):
-        if not begin_panel(upper, name, experiment, "training loss"):
+    for (left, right), (name, experiment) in zip(axes, losses.items(), strict=True):
+        if begin_panel(left, name, experiment, "training loss", title=several):
             length, unit = panels.time_scale(experiment.metrics)
-            panels.draw_losses(upper, experiment.metrics, x="train_seconds", scale=length, marked=MARKED)
-            upper.set_xlabel(f"training time ({unit})")
-            if rising := _rising(experiment.metrics):
-                panels.annotate(upper, f"{rising}\nends above its start", (0.03, 0.04), va="bottom", color=page.SOFT)
-        if not any(contest.by_seed for contest in measured[name].values()):
+            panels.draw_losses(left, experiment.metrics, x="train_seconds", scale=length)
+            left.set(xlabel=f"training time ({unit})", ylabel="training loss")
+        if any(contest.by_seed for contest in measured[name].values()):
+            speedups = paper[paper["experiment"] == IN_THE_PAPER[name]].set_index("baseline")["speedup"]
+            _draw_contests(right, measured[name], speedups, limits)
+            right.set_xlabel(f"rival's time ÷ MKOR's to\n{_level(experiment)}")
+        else:
             without.append(styles.data_title(experiment.runs))
-            lower.remove()
-            continue
-        speedups = paper[paper["experiment"] == IN_THE_PAPER[name]].set_index("baseline")["speedup"]
-        _draw_contests(lower, measured[name], speedups)
-    axes[0, 0].set_ylabel("training loss")
-    shown = [contest for by_pair in measured.values() for contest in by_pair.values()]
-    _finish([panel for panel in axes[1] if panel.figure is not None], _limits(shown))
-    legend = panels.curve_entries([experiment.metrics for experiment in losses.values()], MARKED)
+            right.remove()
+    legend = panels.curve_entries([experiment.metrics for experiment in losses.values()])
     if len(without) < len(losses):
         legend.append(page.published_entry("published (paper's models and GPUs)"))
     notes = [_NOTES[0], _level_note(losses), _NOTES[1]]
     notes += [f"no pair of runs that both reached equal training accuracy: {', '.join(without)}"] if without else []
     text = caption(results, losses, notes)
-    reading = "Below: right of 1 MKOR is faster."
+    reading = "At the right: right of 1 MKOR is faster; dots are runs, an arrow has no end."
     return page.save(figure, folder, "fig11_training_time", legend, text, _message(measured, losses), reading)
 
 
-def _finish(axes: Sequence[Axes], limits: tuple[float, float]) -> None:
-    """Set the axes of the panels of contests; the first names the rivals, the one in the middle the quantity."""
-    for panel in axes:
-        forest.name_rows(panel, [styles.style_of(label).name if panel is axes[0] else "" for label in RIVALS])
-        panel.set_ylim(len(RIVALS) - 0.5, -0.5)
-        panel.set_xscale("log")
-        panel.set_xlim(limits)
-        ticks = [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
-        panels.fixed_ticks(panel.xaxis, ticks)
-    if axes:
-        axes[(len(axes) - 1) // 2].set_xlabel("rival's time ÷ MKOR's\nto equal training accuracy")
-
-
-def _rising(losses: pd.DataFrame) -> str:
-    """Return the names of the MKOR labels whose training loss ends above its first value, medians over seeds."""
-    ordered = losses.sort_values("step").groupby(["optimizer", "run"])["value"]
-    rise = (ordered.last() - ordered.first()).groupby("optimizer").median()
-    return ", ".join(styles.style_of(label).name for label in CONTENDERS if rise.get(label, 0.0) > 0)
+def _level(experiment: Timed) -> str:
+    """Return the training accuracy at which an experiment's methods are compared, in words."""
+    limits = panels.targets(experiment.runs, "train", "accuracy")
+    return f"{100 * limits[-1]:g} % training accuracy" if limits else "SGD's last training accuracy"
 
 
 def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], experiments: Mapping[str, Timed]) -> str:
-    """Return the title: by workload SGD's time over MKOR's, or without such a ratio how many runs of each got there."""
-    ratios, counts = [], []
+    """Return the title: SGD's time over MKOR's, or without such a ratio how many runs of each got there.
+
+    Of several experiments with a ratio it lists the ratios.
+    """
+    whole, ratios = {}, []
     for name, by_pair in measured.items():
-        contest = by_pair.get(("sgd", "mkor"))
-        if contest is None:
+        if (contest := by_pair.get(("sgd", "mkor"))) is None:
             continue
-        model = styles.workload_name(str(experiments[name].runs["workload"].iloc[0]))
+        experiment = experiments[name]
+        level, start = _level(experiment), f"{styles.data_title(experiment.runs)}: "
         if contest.ratio is not None and 0 < contest.ratio.value < math.inf:
-            shown = f"{forest.shown_value(contest.ratio, contest.ratios):.2f}{forest.undecided(contest.ratio)}"
-            ratios.append(f"{shown} on {model}")
+            shown, remark = forest.shown_value(contest.ratio, contest.ratios), forest.undecided(contest.ratio)
+            ratios.append(f"{model_name(experiment)} {shown:.2f}{remark}")
+            whole[name] = f"{start}SGD takes {shown:.2f} times MKOR's time to {level}{remark}"
         else:
             ours, theirs = (contest.seeds - never for never in (contest.contender_never, contest.rival_never))
-            counts.append(f"{model} gets there with MKOR in {ours} and with SGD in {theirs} of {contest.seeds} runs")
-    parts = [f"SGD's time over MKOR's {', '.join(ratios)}"] if ratios else []
-    return f"Equal training accuracy: {'; '.join([*parts, *counts])}" if ratios or counts else ""
+            steps = experiment.runs.loc[experiment.runs["optimizer"].isin(("sgd", "mkor")), "steps"].unique()
+            length = f" of {steps[0]:g} iterations" if len(steps) == 1 else ""
+            whole[name] = f"{start}MKOR reaches {level} in {ours}, SGD in {theirs} of {contest.seeds} runs{length}"
+    if len(whole) > 1 and ratios:
+        return f"SGD's time over MKOR's to equal training accuracy: {'; '.join(ratios)}"
+    return next(iter(whole.values()), "")
 
 
 def _level_note(experiments: Mapping[str, Timed]) -> str:
     """Return the caption's definition of equal training accuracy in each experiment."""
-    fixed, relative = [], []
-    for experiment in experiments.values():
-        model = styles.workload_name(str(experiment.runs["workload"].iloc[0]))
-        if limits := panels.targets(experiment.runs, "train", "accuracy"):
-            fixed.append(f"{100 * limits[-1]:g} % of {model}")
-        else:
-            relative.append(model)
-    own = f"SGD's at the end of its run, by seed, of {', '.join(relative)}" if relative else ""
-    levels = "; ".join(filter(None, [", ".join(fixed), own]))
-    return f"Below: equal training accuracy is {levels}; it is measured at evaluations only"
+    levels = [f"{_level(one)} of {model_name(one)}" for one in experiments.values()]
+    return f"At the right: equal training accuracy is {', '.join(levels)}, by seed; it is measured at evaluations only"
 
 
-def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], speedups: pd.Series) -> None:
+def _draw_contests(
+    axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], speedups: pd.Series, limits: tuple[float, float]
+) -> None:
     """Draw one row per rival: measured ratios with their intervals, filled, and the published one, hollow."""
     axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     labels = styles.in_order({label for _, label in by_pair})
@@ -271,16 +259,31 @@ def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], s
         if name in speedups:
             axes.plot(speedups[name], row + 0.3, marker="o", markerfacecolor="none", color=page.GUIDE, markersize=5)
         met = {label: by_pair[rival, label] for label in labels if (rival, label) in by_pair}
-        for place, label in enumerate(labels):
-            ratio = met[label].ratio if label in met else None
+        for place, label in enumerate(met):
             height = row - (0.02 if len(labels) == 1 else 0.12 - 0.22 * place)
-            if ratio:
+            if (ratio := met[label].ratio) is not None:
                 _draw_ratio(axes, ratio, met[label].ratios, height, label)
-        if any(contest.rival_never or contest.contender_never for contest in met.values()):
-            of_rival = sorted({f"{contest.seeds - contest.rival_never}/{contest.seeds}" for contest in met.values()})
-            of_mkor = [f"{contest.seeds - contest.contender_never}/{contest.seeds}" for contest in met.values()]
-            reached = f"rival {', '.join(of_rival)}\nMKOR {', '.join(of_mkor)}"
-            forest.write_beside(axes, row, reached, "reached")
+                if math.isinf(ratio.value):
+                    panels.annotate(
+                        axes,
+                        "most never arrive",
+                        (0.97, height - 0.24),
+                        panels.ROW_AT_EDGE,
+                        ha="right",
+                        color=page.SOFT,
+                    )
+        if any(contest.rival_never for contest in met.values()):
+            reached = {f"{contest.seeds - contest.rival_never} of {contest.seeds}" for contest in met.values()}
+            forest.write_beside(axes, row, ", ".join(sorted(reached)), "reached")
+        if any(contest.contender_never for contest in met.values()):
+            of_mkor = [f"{contest.seeds - contest.contender_never} of {contest.seeds}" for contest in met.values()]
+            forest.write_beside(axes, row + 0.25, f"MKOR {', '.join(of_mkor)}", "reached")
+    forest.name_rows(axes, [styles.style_of(label).name for label in RIVALS])
+    axes.set_ylim(len(RIVALS) - 0.5, -0.5)
+    axes.set_xscale("log")
+    axes.set_xlim(limits)
+    ticks = [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
+    panels.fixed_ticks(axes.xaxis, ticks)
 
 
 def _draw_ratio(axes: Axes, ratio: Estimate, runs: Sequence[float], height: float, label: str) -> None:

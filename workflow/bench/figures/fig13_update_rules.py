@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -21,59 +20,61 @@ EXPERIMENTS = ("update_rules",)
 
 RULES: Final = {"mkor": "exact rule", "mkor_released": "released rule", "mkor_published": "published rule"}
 """Labels of the rules, and their names in the title."""
-CURVES: Final = (*RULES, "kaisa")
-"""The labels that have a curve beside the base optimizer's; the others have a row below, and would hide these."""
-_NOTES: Final = (
-    "Above: the base optimizer, KFAC and the three rules; on a logarithmic axis the statistics over seeds are those of "
-    "logarithms",
-    "below: final loss against the base optimizer's at equal iterations, paired by seed, with its interval; dots are "
-    "seeds, a triangle at an edge is a seed beyond it, and left of 0 is better than the base optimizer",
+_BESIDE: Final = {"kaisa": "KFAC"}
+"""What stands beside the rules and the base optimizer. MKOR's variants that are no rules of it stay out."""
+_NOTE: Final = (
+    "On a logarithmic axis the statistics over seeds are those of logarithms. At the right: final loss against the "
+    "base optimizer's at equal iterations, paired by seed, with its interval; dots are seeds, a triangle at an edge is "
+    "a seed beyond it"
 )
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw loss over iterations, and the paired final differences from the base optimizer, by workload."""
+    """Draw loss over iterations, and beside it the paired final differences from the base, a row for each workload.
+
+    A workload on which a single rule ran compares none, and has a row only if no other one has.
+    """
     runs, metrics = results.runs("update_rules"), results.metrics("update_rules")
     losses = panels.ended(metrics, "validation", "loss")
     if losses.empty:
         raise NoDataError(f"no validation loss in {results.root / 'update_rules.csv'}: run update_rules first.")
-    workloads = sorted(losses["workload"].unique())
-    of_workload = {workload: runs[runs["workload"] == workload] for workload in workloads}
-    bases = {workload: common_base(rows) for workload, rows in of_workload.items()}
-    shown = losses[losses["optimizer"].isin([*CURVES, *filter(None, bases.values())])]
-    # The same rows in all panels, so that their names stand once.
-    labels = [label for label in styles.in_order(losses["optimizer"]) if label not in bases.values()]
-    figure, axes = page.new_figure(2, len(workloads), height=4.0, height_ratios=(1.4, 1))
-    compared = {workload: panels.losses_to_compare(metrics[metrics["workload"] == workload]) for workload in workloads}
-    for (upper, lower), workload in zip(axes.T, workloads, strict=True):
-        upper.set_title(styles.data_title(of_workload[workload], width=16))
-        panels.draw_losses(upper, shown[shown["workload"] == workload], x="step", scale=1.0)
-        upper.set_xlabel("iteration")
-        forest.draw_differences(lower, compared[workload], bases[workload], labels)
-        if lower is not axes[1, 0]:
-            lower.set_yticklabels([])
-    axes[0, 0].set_ylabel("validation loss")
-    text = page.caption(results, runs, notes=_NOTES)
-    title = message(compared, of_workload)
-    reading = "Below: dots are seeds, triangles seeds that lie outside; left of 0 is better than the base optimizer."
-    return page.save(figure, folder, "fig13_update_rules", panels.curve_entries([shown]), text, title, reading)
+    rules = {name: len({*RULES} & {*rows["optimizer"]}) for name, rows in losses.groupby("workload")}
+    workloads = [name for name, number in rules.items() if number > 1] or [*rules]
+    workloads.sort(key=lambda name: -rules[name])  # the title is that of the first
+    figure, axes = page.new_figure(len(workloads), 2, height=2.3 * len(workloads))
+    drawn, titles = [], []
+    for (left, right), workload in zip(axes, workloads, strict=True):
+        of_workload = runs[runs["workload"] == workload]
+        base = common_base(of_workload)
+        shown = of_workload.loc[of_workload["optimizer"].isin({*RULES, *_BESIDE, base}), "run"]
+        curves, evaluations = (table[table["run"].isin(shown)] for table in (losses, metrics))
+        compared = panels.losses_to_compare(evaluations)
+        panels.draw_losses(left, curves, x="step", scale=1.0)
+        left.set(xlabel="iteration", ylabel="validation loss")
+        if len(workloads) > 1:
+            left.set_title(styles.data_title(of_workload))
+        labels = [label for label in styles.in_order(compared["optimizer"]) if label != base]
+        forest.draw_differences(right, compared, base, labels)
+        drawn.append(curves)
+        titles.append(_message(compared, of_workload, base))
+    text = page.caption(results, runs[runs["workload"].isin(workloads)], notes=[_NOTE])
+    reading = "At the right: dots are seeds, triangles seeds that lie outside; left of 0 is better."
+    title = next(filter(None, titles), "")
+    return page.save(figure, folder, "fig13_update_rules", panels.curve_entries(drawn), text, title, reading)
 
 
-def message(losses: Mapping[str, pd.DataFrame], runs: Mapping[str, pd.DataFrame]) -> str:
-    """Return the title: each rule's final loss against the base's, on the workload that has most of the rules and runs.
+def _message(losses: pd.DataFrame, runs: pd.DataFrame, base: str | None) -> str:
+    """Return the title: the final loss of each rule, and of KFAC, against the base's; empty without a rule or a base.
 
-    The losses and runs are those of each workload. Without a rule, or a base to compare with, the title is empty.
+    losses and runs: those of one workload.
     """
-    found: list[tuple[int, int, str]] = []
-    for workload, rows in losses.items():
-        base = common_base(runs[workload])
-        try:
-            changes, _ = forest.final_changes(rows, base)
-        except NoDataError:
-            continue
-        rules = {label: changes[label] for label in RULES if changes.get(label)}
-        shares = [f"{RULES[label]} {signed(median(values))}" for label, values in rules.items()]
-        against = f"{styles.data_title(runs[workload])}: MKOR's final loss against {styles.style_of(str(base)).name}'s"
-        found.append((len(rules), sum(map(len, rules.values())), f"{against}: {', '.join(shares)}"))
-    rules_of_most, _, text = max(found, default=(0, 0, ""))
-    return text if rules_of_most else ""
+    try:
+        changes, _ = forest.final_changes(losses, base)
+    except NoDataError:
+        return ""
+    rules, beside = (
+        ", ".join(f"{name} {signed(median(changes[label]))}" for label, name in names.items() if changes.get(label))
+        for names in (RULES, _BESIDE)
+    )
+    against = f"{styles.data_title(runs)}: MKOR's final loss against {styles.style_of(str(base)).name}'s"
+    return f"{against}: {rules}{f'; {beside}' if beside else ''}" if rules else ""
