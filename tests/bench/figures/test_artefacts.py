@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -42,10 +43,12 @@ from tests.support.synthetic_trials import tables_of_trials
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.captions import from_rst
 from workflow.bench.analysis.descriptions import described
+from workflow.bench.analysis.estimates import mean_ratio
 from workflow.bench.analysis.target_sweep import SHARES
 from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _page
 from workflow.bench.figures._forest import draw_differences
+from workflow.bench.figures.fig17_ratios_appendix import cut
 from workflow.bench.figures.fig18_factors import kept_shares
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
@@ -74,7 +77,14 @@ MEASURED = [
 ]
 OF_PROBES = [name for name in MEASURED if not describe("figures", name).experiments] + ["fig18_factors"]
 TABLES = available("tables")
-OVER_STUDIES = ("fig21_ladder", "fig22_batch_size", "fig23_width")
+OVER_STUDIES = (
+    "fig17_families_appendix",
+    "fig17_field",
+    "fig17_ratios_appendix",
+    "fig21_ladder",
+    "fig22_batch_size",
+    "fig23_width",
+)
 """Figures whose intervals are over tuning studies, which their notes say."""
 
 
@@ -360,6 +370,29 @@ def variants_of(results: Path, workload: str) -> tuple[pd.DataFrame, pd.Series]:
     losses = Results(results).metrics("factor_variants")
     losses = losses[losses["workload"] == workload]
     return losses, losses[losses["step"] == losses["step"].max()].set_index(["optimizer", "seed"])["value"]
+
+
+def test_fig17_names_all_leaders_that_no_interval_sets_apart(drawn):
+    """Truth: Muon and MKOR-Muon take as many iterations, the geometric mean of 2 / 5, 2 / 6 and 2 / 8 of the base's."""
+    title = title_of(drawn["fig17_field"])
+    assert title.startswith("Muon and MKOR-Muon lead 5 optimizers at 0.32 times the base's iterations; MKOR ranks 4 at")
+
+
+def test_an_interval_that_leaves_a_panel_has_an_arrow():
+    ratio = mean_ratio(np.log([0.2, 1.0, 5.0]))
+    assert 0.1 > ratio.low > 0
+    assert (cut(ratio, 0.1, 100.0).low, cut(ratio, 0.1, 100.0).high) == (0.0, ratio.high)
+    assert (cut(ratio, 0.01, 10.0).low, cut(ratio, 0.01, 10.0).high) == (ratio.low, math.inf)
+
+
+def test_fig17s_appendices_tell_curves_apart_without_color(drawn):
+    """Names stand beside the markers and dashes of their lines, and bands have an entry."""
+    profiles = drawn["fig17_families_appendix"]
+    named = [text.get_text() for text in profiles.axes[1].get_legend().get_texts()]
+    assert named == ["Muon", "MKOR-Muon"]
+    assert [line.get_marker() for line in profiles.axes[1].get_legend().get_lines()] == ["*", "o"]
+    assert legend_of(profiles) == ["95 % interval of the family's first", "the other families"]
+    assert legend_of(drawn["fig17_curves_appendix"]) == ["AdamW", "Muon", "MKOR (exact rule)", "one run"]
 
 
 def test_fig18_pairs_each_variant_with_mkor(results, drawn):
