@@ -41,8 +41,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     figure, ((axes,),) = page.new_figure(1, 1, height=0.5 + 0.19 * len(labels))
     axes.axvline(0, color=page.GUIDE, linewidth=0.8)
     for row, label in enumerate(labels):
-        # Two experiments with the same trials of an optimizer are one search of it.
-        of_label = [*{searches[names].budgets[label].runs: cost for names, cost in costs[label].items()}.values()]
+        of_label = [costs[label][names] for names in _distinct(searches, costs[label], label)]
         forest.draw_runs(axes, of_label, row, label, below=0.0)
         if len(of_label) > 1:
             axes.plot(median(of_label), row, color=styles.style_of(label).color, zorder=4, **_BAR)
@@ -55,7 +54,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         page.guide_entry("one search", linestyle="none", marker=".", markersize=4),
         page.guide_entry("median of several", linestyle="none", **_BAR),
     ]
-    return page.save(figure, folder, "fig19_tuning_budget", legend, text, _message(costs), reading)
+    return page.save(figure, folder, "fig19_tuning_budget", legend, text, _message(searches, costs), reading)
 
 
 def searches_of(results: Results) -> tuple[dict[tuple[str, str], Search], set[tuple[str, str]]]:
@@ -92,9 +91,17 @@ def halved(searches: Mapping[tuple[str, str], Search]) -> dict[str, dict[tuple[s
     return costs
 
 
-def _message(costs: Mapping[str, Mapping[tuple[str, str], float]]) -> str:
+def _distinct(
+    searches: Mapping[tuple[str, str], Search], names: Iterable[tuple[str, str]], *labels: str
+) -> list[tuple[str, str]]:
+    """Return some searches without those that have the same trials of labels as another one."""
+    return [*{tuple(searches[one].budgets[label].runs for label in labels): one for one in names}.values()]
+
+
+def _message(searches: Mapping[tuple[str, str], Search], costs: Mapping[str, Mapping[tuple[str, str], float]]) -> str:
     """Return the title: the median cost of half of the trials for MKOR and KFAC on the searches that both have."""
-    shared = set.intersection(*({*costs.get(label, {})} for label in COMPARED))
+    both = (names for names in searches if all(names in costs.get(label, {}) for label in COMPARED))
+    shared = _distinct(searches, both, *COMPARED)
     if not shared:
         return ""
     parts = [
