@@ -49,7 +49,6 @@ from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _page
 from workflow.bench.figures._forest import draw_differences
 from workflow.bench.figures.fig17_ratios_appendix import cut
-from workflow.bench.figures.fig18_factors import kept_shares
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
 from workflow.bench.plan.artefacts import (
@@ -75,7 +74,7 @@ MEASURED = [
     for name in FIGURES
     if name not in OF_TRIALS and (describe("figures", name).experiments or describe("figures", name).probes)
 ]
-OF_PROBES = [name for name in MEASURED if not describe("figures", name).experiments] + ["fig18_factors"]
+OF_PROBES = [name for name in MEASURED if not describe("figures", name).experiments]
 TABLES = available("tables")
 OVER_STUDIES = (
     "fig17_families_appendix",
@@ -365,13 +364,6 @@ def test_a_panel_is_named_by_the_data_of_its_runs():
     assert styles.data_titles([("resnet50_imagenet", runs)]) == ["Digits (ResNet-20)"]
 
 
-def variants_of(results: Path, workload: str) -> tuple[pd.DataFrame, pd.Series]:
-    """Return the losses of factor_variants on a workload, and the last ones by optimizer and seed."""
-    losses = Results(results).metrics("factor_variants")
-    losses = losses[losses["workload"] == workload]
-    return losses, losses[losses["step"] == losses["step"].max()].set_index(["optimizer", "seed"])["value"]
-
-
 def test_fig17_names_all_leaders_that_no_interval_sets_apart(drawn):
     """Truth: Muon and MKOR-Muon take as many iterations, the geometric mean of 2 / 5, 2 / 6 and 2 / 8 of the base's."""
     title = title_of(drawn["fig17_field"])
@@ -393,41 +385,6 @@ def test_fig17s_appendices_tell_curves_apart_without_color(drawn):
     assert [line.get_marker() for line in profiles.axes[1].get_legend().get_lines()] == ["*", "o"]
     assert legend_of(profiles) == ["95 % interval of the family's first", "the other families"]
     assert legend_of(drawn["fig17_curves_appendix"]) == ["AdamW", "Muon", "MKOR (exact rule)", "one run"]
-
-
-def test_fig18_pairs_each_variant_with_mkor(results, drawn):
-    """Truth: the last losses of the synthetic runs, paired by seed."""
-    panels = drawn["fig18_factors"].axes[4:]
-    assert [axes.get_title() for axes in panels] == ["Alexnet data (AlexNet)", "Autoencoder data (Autoencoder)"]
-    for axes, workload in zip(panels, ("alexnet", "autoencoder"), strict=True):
-        _, last = variants_of(results, workload)
-        changes = 100 * (last["mkor_scaled"] / last["mkor"] - 1)
-        assert xs(lines_of(axes, "mkor_scaled", ".")[0]) == pytest.approx(changes.tolist())
-
-
-def test_fig18_states_the_part_of_the_gain_that_variants_keep(results, drawn):
-    """Truth: (SGD - variant) / (SGD - MKOR) of the last losses, by seed.
-
-    Of three shares of which one is minus infinity, for a run that broke down, the median is the smaller other one.
-    """
-    variants, last = variants_of(results, "alexnet")
-    shares = kept_shares(variants, "sgd")
-    assert list(shares) == ["mkor_normalized", "mkor_one_side", "mkor_one_vector", "mkor_scaled"]
-    means = [((last["sgd"] - last[label]) / (last["sgd"] - last["mkor"])).mean() for label in shares]
-    assert [share.value for share in shares.values()] == pytest.approx(means)
-    text = (
-        "AlexNet, part of MKOR's gain over its base optimizer that is kept (over seeds; a diverged run keeps less than "
-        f"any other): both sides acting {100 * means[0]:.0f} %"
-    )
-    assert text in caption_of(drawn["fig18_factors"])
-    broken = (variants["optimizer"] == "mkor_scaled") & (variants["seed"] == 1)
-    share = kept_shares(variants.assign(status=variants["status"].mask(broken, "diverged")), "sgd")["mkor_scaled"]
-    others = (last["sgd"] - last["mkor_scaled"]) / (last["sgd"] - last["mkor"])
-    assert (share.value, share.n) == (pytest.approx(others.drop(1).min()), 3)
-    # A gain that a seed lacks has no parts.
-    is_one = (variants["optimizer"] == "mkor") & (variants["seed"] == 1)
-    assert kept_shares(variants.assign(value=variants["value"].mask(is_one, 9.0)), "sgd") == {}
-    assert kept_shares(variants.assign(status="diverged"), "sgd") == {}
 
 
 def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
