@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.synthetic_field import BASES, FIELD, START, STEPS, loss, write_field
 from workflow.bench.analysis import field
-from workflow.bench.analysis.field import Contest, contests, pooled_profiles
+from workflow.bench.analysis.field import Contest, contests, pooled_profiles, pooled_ratio
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.plan.targets import Target
@@ -55,6 +55,27 @@ def test_of_two_labels_of_a_base_the_one_with_the_same_hyperparameters_is_meant(
         "theirs": "muon",
     }
     assert common_base(runs) is None  # no label is called normuon
+
+
+def test_a_ratio_over_workloads_is_their_geometric_mean_with_an_interval_over_studies(found):
+    """Truth: the lines' slopes. With runs that all take as long, but one, only that one's study varies."""
+    names = ["field_autoencoder", "field_language_model"]
+    chosen = [found[name] for name in names]
+    slopes = {label: [FIELD[name][label] for name in names] for label in ("muon", "soap")}
+    truth = np.prod([FIELD[name][BASES[name]] / slope for name, slope in zip(names, slopes["muon"], strict=True)])
+    ratio = pooled_ratio(chosen, "muon")
+    assert (ratio.value, ratio.low, ratio.high, ratio.n) == pytest.approx((truth**0.5,) * 3 + (3,))
+    against = pooled_ratio(chosen, "muon", "soap")
+    assert against.value == pytest.approx((np.prod(slopes["soap"]) / np.prod(slopes["muon"])) ** 0.5)
+    # A workload with other studies has no value for each of them: the mean stands without an interval.
+    fewer = chosen[0].sweep
+    courses = {
+        label: replace(course, crossings={seed: steps for seed, steps in course.crossings.items() if seed})
+        for label, course in fewer.courses.items()
+    }
+    short = replace(chosen[0], sweep=replace(fewer, courses=courses))
+    assert pooled_ratio([short, chosen[1]], "muon").value == pytest.approx(truth**0.5)
+    assert not pooled_ratio([short, chosen[1]], "muon").has_interval
 
 
 def test_steps_ends_and_reached_runs_are_those_of_the_lines(found):

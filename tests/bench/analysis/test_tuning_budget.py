@@ -42,7 +42,8 @@ def trials(scores: dict[tuple[str, int], list[float | None]], *, steps: bool = F
         for value in values:
             row = {"optimizer": label, "study": study, "split": "validation", "metric": "loss", "score": value}
             reached = 10 * value if steps and value is not None and value < 5 else None
-            rows.append(row | {"steps_to_target": reached, "chosen": value is not None and value == best})
+            row |= {"run": f"{label}-{study}-{len(rows)}", "steps_to_target": reached}
+            rows.append(row | {"chosen": value is not None and value == best})
     return pd.DataFrame(rows).astype({"score": float, "steps_to_target": float})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -42,11 +43,12 @@ from tests.support.synthetic_trials import tables_of_trials
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.captions import from_rst
 from workflow.bench.analysis.descriptions import described
+from workflow.bench.analysis.estimates import mean_ratio
 from workflow.bench.analysis.target_sweep import SHARES
 from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _page
 from workflow.bench.figures._forest import draw_differences
-from workflow.bench.figures.fig18_factors import kept_shares
+from workflow.bench.figures.fig17_ratios_appendix import cut
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
 from workflow.bench.plan.artefacts import (
@@ -72,9 +74,16 @@ MEASURED = [
     for name in FIGURES
     if name not in OF_TRIALS and (describe("figures", name).experiments or describe("figures", name).probes)
 ]
-OF_PROBES = [name for name in MEASURED if not describe("figures", name).experiments] + ["fig18_factors"]
+OF_PROBES = [name for name in MEASURED if not describe("figures", name).experiments]
 TABLES = available("tables")
-OVER_STUDIES = ("fig21_ladder", "fig22_batch_size", "fig23_width")
+OVER_STUDIES = (
+    "fig17_families_appendix",
+    "fig17_field",
+    "fig17_ratios_appendix",
+    "fig21_ladder",
+    "fig22_batch_size",
+    "fig23_width",
+)
 """Figures whose intervals are over tuning studies, which their notes say."""
 
 
@@ -359,63 +368,47 @@ def test_a_panel_is_named_by_the_data_of_its_runs():
     assert styles.data_titles([("resnet50_imagenet", runs)]) == ["Digits (ResNet-20)"]
 
 
-def variants_of(results: Path, workload: str) -> tuple[pd.DataFrame, pd.Series]:
-    """Return the losses of factor_variants on a workload, and the last ones by optimizer and seed."""
-    losses = Results(results).metrics("factor_variants")
-    losses = losses[losses["workload"] == workload]
-    return losses, losses[losses["step"] == losses["step"].max()].set_index(["optimizer", "seed"])["value"]
+def test_fig17_names_all_leaders_that_no_interval_sets_apart(drawn):
+    """Truth: Muon and MKOR-Muon take as many iterations, the geometric mean of 2 / 5, 2 / 6 and 2 / 8 of the base's."""
+    title = title_of(drawn["fig17_field"])
+    assert title.startswith("Muon and MKOR-Muon lead 5 optimizers at 0.32 times the base's iterations; MKOR ranks 4 at")
 
 
-def test_fig18_pairs_each_variant_with_mkor(results, drawn):
-    """Truth: the last losses of the synthetic runs, paired by seed."""
-    panels = drawn["fig18_factors"].axes[4:]
-    assert [axes.get_title() for axes in panels] == ["Alexnet data (AlexNet)", "Autoencoder data (Autoencoder)"]
-    for axes, workload in zip(panels, ("alexnet", "autoencoder"), strict=True):
-        _, last = variants_of(results, workload)
-        changes = 100 * (last["mkor_scaled"] / last["mkor"] - 1)
-        assert xs(lines_of(axes, "mkor_scaled", ".")[0]) == pytest.approx(changes.tolist())
+def test_an_interval_that_leaves_a_panel_has_an_arrow():
+    ratio = mean_ratio(np.log([0.2, 1.0, 5.0]))
+    assert 0.1 > ratio.low > 0
+    assert (cut(ratio, 0.1, 100.0).low, cut(ratio, 0.1, 100.0).high) == (0.0, ratio.high)
+    assert (cut(ratio, 0.01, 10.0).low, cut(ratio, 0.01, 10.0).high) == (ratio.low, math.inf)
 
 
-def test_fig18_states_the_part_of_the_gain_that_variants_keep(results, drawn):
-    """Truth: (SGD - variant) / (SGD - MKOR) of the last losses, by seed.
-
-    Of three shares of which one is minus infinity, for a run that broke down, the median is the smaller other one.
-    """
-    variants, last = variants_of(results, "alexnet")
-    shares = kept_shares(variants, "sgd")
-    assert list(shares) == ["mkor_normalized", "mkor_one_side", "mkor_one_vector", "mkor_scaled"]
-    means = [((last["sgd"] - last[label]) / (last["sgd"] - last["mkor"])).mean() for label in shares]
-    assert [share.value for share in shares.values()] == pytest.approx(means)
-    text = (
-        "AlexNet, part of MKOR's gain over its base optimizer that is kept (over seeds; a diverged run keeps less than "
-        f"any other): both sides acting {100 * means[0]:.0f} %"
-    )
-    assert text in caption_of(drawn["fig18_factors"])
-    broken = (variants["optimizer"] == "mkor_scaled") & (variants["seed"] == 1)
-    share = kept_shares(variants.assign(status=variants["status"].mask(broken, "diverged")), "sgd")["mkor_scaled"]
-    others = (last["sgd"] - last["mkor_scaled"]) / (last["sgd"] - last["mkor"])
-    assert (share.value, share.n) == (pytest.approx(others.drop(1).min()), 3)
-    # A gain that a seed lacks has no parts.
-    is_one = (variants["optimizer"] == "mkor") & (variants["seed"] == 1)
-    assert kept_shares(variants.assign(value=variants["value"].mask(is_one, 9.0)), "sgd") == {}
-    assert kept_shares(variants.assign(status="diverged"), "sgd") == {}
+def test_fig17s_appendices_tell_curves_apart_without_color(drawn):
+    """Names stand beside the markers and dashes of their lines, and bands have an entry."""
+    profiles = drawn["fig17_families_appendix"]
+    named = [text.get_text() for text in profiles.axes[1].get_legend().get_texts()]
+    assert named == ["Muon", "MKOR-Muon"]
+    assert [line.get_marker() for line in profiles.axes[1].get_legend().get_lines()] == ["*", "o"]
+    assert legend_of(profiles) == ["95 % interval of the family's first", "the other families"]
+    assert legend_of(drawn["fig17_curves_appendix"]) == ["AdamW", "Muon", "MKOR (exact rule)", "one run"]
 
 
 def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
     """Truth: MKOR takes half of LAMB's iterations to every target; KAISA, as slow as LAMB, stops after three."""
     root = tmp_path / "test-cpu" / "embedded"
-    trained = swept("autoencoder_lamb", {"lamb": [300.0] * 2, "mkor": [150.0] * 2, "kaisa": [300.0] * 2}, workload="x")
+    steps = dict.fromkeys(("lamb", "mkor", "kaisa", "eva"), [300.0] * 2) | {"mkor": [150.0] * 2}
+    trained = swept("autoencoder_lamb", steps, workload="x")
     given = [{"base": "lamb"} for _ in trained.runs.index]
-    # At half of the steps the loss is 7.1, the third target; KAISA's falls no further than 7.
-    is_kaisa, losses = trained.metrics["optimizer"] == "kaisa", trained.metrics["value"]
-    metrics = trained.metrics.assign(value=losses.mask(is_kaisa, losses.clip(lower=7.0)))
+    # At half of the steps the loss is 7.1, the third target; KAISA's falls no further than 7, and Eva's does not fall.
+    label, losses = trained.metrics["optimizer"], trained.metrics["value"]
+    losses = losses.mask(label == "kaisa", losses.clip(lower=7.0)).mask(label == "eva", losses.max())
+    metrics = trained.metrics.assign(value=losses)
     root.mkdir(parents=True)
     for name in ("autoencoder_lamb", "update_rules"):  # the same runs, which stand in two experiments
         write_rows(root / f"{name}.csv", EVALUATION_COLUMNS, metrics.assign(experiment=name))
         runs = trained.runs.assign(hyperparameters=given, experiment=name)
         write_rows(root / f"{name}.runs.csv", RUN_COLUMNS, runs)
-    (upper, _) = figure_of("fig20_steps_appendix", Results(root)).axes
-    (lower, _) = figure_of("fig20_profiles_appendix", Results(root)).axes
+    above, below = (figure_of(f"fig20_{name}_appendix", Results(root)) for name in ("steps", "profiles"))
+    (upper, _), (lower, _) = above.axes, below.axes
+    assert ("Eva" in legend_of(above), "Eva" in legend_of(below)) == (False, True)  # it has no curve above
     for label, steps in (("mkor", 150), ("lamb", 300)):
         assert ys(lines_of(upper, label)[-1]) == pytest.approx([steps * share for share in SHARES])
     mkor, kaisa = (ys(lines_of(lower, label)[-1]) for label in ("mkor", "kaisa"))
@@ -424,9 +417,10 @@ def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
     figure = figure_of("fig20_target_sweep", Results(root))
     (middle,) = lines_of(figure.axes[0], "mkor")
     assert ys(middle) == pytest.approx([0.5] * 8)
-    assert sum(line.get_color() == "#AAAAAA" for line in figure.axes[0].lines) == 1
-    assert (
-        title_of(figure) == "To reach the base's quality at 100 % of its run MKOR takes 0.50 of the base's iterations"
+    assert [line.get_marker() for line in figure.axes[0].lines].count("o") == 2  # an experiment, and MKOR's median
+    assert legend_of(figure) == ["median of experiments", "Autoencoder_lamb data (x), over LAMB"]
+    assert title_of(figure) == (
+        "To the base's quality at 100 % of its run MKOR takes 0.50 of its iterations (one experiment), KFAC 1.00 (of 1)"
     )
 
 

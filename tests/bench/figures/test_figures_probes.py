@@ -296,15 +296,31 @@ def test_fig18_draws_the_median_of_the_layers(draw):
 
 
 def test_fig18_states_how_far_each_side_turns_the_gradient(draw):
-    """Without runs of the variants there are no panels of them."""
+    """The title's bounds are those of the drawn medians."""
     figure = draw("fig18_factors")
-    assert len(figure.axes) == 4
     text = caption_of(figure)
-    assert "J_R, input side: 0.15 to 0.15, 0.3;" in text
-    assert "J_L, output side, as in the paper: 5e-10 to 5e-10, 1e-09;" in text
-    turned = "MKOR's input side turns the gradient by 1 − cos = 0.15, its output side turns it by at most 5e-10"
-    assert title_of(figure) == f"{turned} (medians by model)"
-    assert "trained" not in text
+    assert "J_R, input side: 0.15, 0.3;" in text
+    assert "J_L, output side, as in the paper: 5e-10, 1e-09;" in text
+    of_input = "MKOR's input side turns the median layer's gradient by 1 − cos of up to 0.15"
+    assert title_of(figure) == f"{of_input}, its output side by at most 5e-10, in one layer 1e-09"
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "bound"), [(1.03e-9, 1, 2e-9), (1e-9, 1, 1e-9), (3e-5, 1, 3e-5), (0.431, 2, 0.44), (9.2, 1, 10)]
+)
+def test_fig18_rounds_a_bound_up(value, digits, bound):
+    assert fig18.rounded_up(value, digits) == pytest.approx(bound, rel=1e-12)
+
+
+def test_fig18s_appendix_draws_the_smallest_eigenvalue_over_the_largest(draw):
+    """Nothing lies on the line of 1 but factors that scale all directions alike."""
+    rows = synthetic_probes.factors()
+    panel = draw("fig18_spectra_appendix").axes[0]
+    right = rows[(rows["workload"] == "bert") & (rows["side"] == "right")]
+    truth = (right["smallest"] / right["largest"]).groupby([right["step"], right["layer"]]).mean()
+    (line,) = (line for line in panel.lines if line.get_marker() == "o")
+    assert ys(line) == pytest.approx(truth.groupby("step").median().tolist())
+    assert all(max(ys(line)) <= 1 for line in panel.lines)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from tests.support.figures import caption_of, figure_of, legend_of, lines_of, title_of, xs, ys
+from tests.support.figures import caption_of, figure_of, legend_of, lines_of, texts_in, title_of, xs, ys
 from tests.support.synthetic_trials import TRIALS, trial_rows, write_trials
 from workflow.bench.analysis.tuning_budget import expected_best
 from workflow.bench.results.columns import TRIAL_COLUMNS
@@ -43,7 +43,8 @@ def test_a_panel_shows_each_optimizer_s_mean_over_studies(figure: Figure):
             finite = {n: mean for n, mean in enumerate(means, start=1) if mean < float("inf")}
             assert dict(zip(xs(line), ys(line), strict=True)) == pytest.approx(finite)
             assert xs(line)[-1] == TRIALS
-        assert len(panel.collections) == 3
+        assert len(panel.collections) == 2  # bands of KFAC and MKOR
+        assert len({line.get_marker() for line in panel.lines} - {"None"}) == 3
     shown = [(panel.get_title(), panel.get_ylabel()) for panel in figure.axes[:2]]
     assert shown == [("Autoencoder", "validation loss"), ("AlexNet", "steps to the target")]
     assert legend_of(figure) == ["SGD", "KFAC (KAISA)", "MKOR (exact rule)", "range over studies"]
@@ -85,6 +86,30 @@ def test_the_figure_has_what_half_of_the_trials_would_cost(tmp_path: Path):
     dots = xs(lines_of(axes, "mkor", ".")[0])
     assert dots[:2] == pytest.approx(costs)
     assert f"{np.median(dots):.1f} % (MKOR)" in title_of(figure)
+    assert "medians of the 4 searches that both have" in title_of(figure)
+    assert "4" in texts_in(axes)
+
+
+@pytest.mark.parametrize(
+    ("same", "said"),
+    [({"mkor"}, "medians of the 2 searches that both have"), ({"mkor", "kaisa"}, "in the one search that both have")],
+)
+def test_the_same_trials_in_two_experiments_are_one_search(same: set[str], said: str, tmp_path: Path):
+    """Truth: the ids of runs, which tell whole specifications. One search has no median."""
+    files = []
+    for experiment in ("one", "two"):
+        rows = [
+            row | {"run": row["run"] if row["optimizer"] in same else f"{experiment}-{row['run']}"}
+            for row in trial_rows("one", "autoencoder", by_steps=False)
+        ]
+        files.append(tmp_path / f"{experiment}.csv")
+        write_csv(files[-1], TRIAL_COLUMNS, [row | {"experiment": experiment} for row in rows])
+    figure = figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=tuple(files)))
+    (axes,) = figure.axes
+    numbers = {label: len(xs(lines_of(axes, label, ".")[0])) for label in ("mkor", "kaisa", "sgd")}
+    assert numbers == {label: 1 if label in same else 2 for label in numbers}
+    assert all(bool(lines_of(axes, label, "|")) == (number > 1) for label, number in numbers.items())
+    assert title_of(figure).endswith(said)
 
 
 def test_without_trials_there_is_no_figure(tmp_path: Path):

@@ -69,12 +69,15 @@ class Batches:
     arrivals: Mapping[str, Mapping[int, Arrival]]
     """By label and batch size, in the order of the runs and of the sizes."""
 
-    def ratios(self, label: str, size: int) -> dict[int, float]:
-        """Return the logarithm of a label's iterations over the reference's by study; none if a run is censored."""
+    def ratios(self, label: str, size: int, *, censored: bool = False) -> dict[int, float]:
+        """Return the logarithm of a label's iterations over the reference's by study; none if a run is censored.
+
+        censored: then none unless a run is; each is a lower bound.
+        """
         if self.reference is None:
             return {}
         own, other = (self.arrivals[one].get(size) for one in (label, self.reference))
-        if own is None or other is None or own.is_censored:
+        if own is None or other is None or own.is_censored != censored:
             return {}
         return {study: own.logs[study] - other.logs[study] for study in own.logs.keys() & other.logs.keys()}
 

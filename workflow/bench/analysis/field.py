@@ -6,15 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workflow.bench.analysis.estimates import Estimate, current_level, over_studies, paired_difference, studies_of
+from workflow.bench.analysis.estimates import (
+    Estimate,
+    current_level,
+    mean_ratio,
+    over_studies,
+    paired_difference,
+    studies_of,
+)
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.study_ratios import units_of
+from workflow.bench.analysis.study_ratios import log_ratios, units_of
 from workflow.bench.analysis.target_sweep import (
     SHARES,
     NoSweepError,
@@ -139,6 +147,21 @@ def contests(results: Results) -> list[Contest]:
     if not found:
         raise NoDataError(f"no experiment of the field in {results.root} has runs: run make field first.")
     return found
+
+
+def pooled_ratio(chosen: Sequence[Contest], label: str, below: str | None = None) -> Estimate | None:
+    """Return a label's iterations over those of another one, by default each contest's base: the mean over contests.
+
+    Each contest counts as much, and the geometric mean over them of each tuning study is one unit of the interval, or
+    that of each seed if a contest has one study. There is none if the contests differ in them. None without a ratio in
+    one of the contests.
+    """
+    logs = [log_ratios(contest.sweep, label, below or contest.base) for contest in chosen]
+    if not all(logs):
+        return None
+    if any(of_contest.keys() != logs[0].keys() for of_contest in logs):
+        return mean_ratio([fmean(fmean(of_contest.values()) for of_contest in logs)])
+    return mean_ratio([fmean(of_contest[unit] for of_contest in logs) for unit in logs[0]])
 
 
 class Profile(NamedTuple):

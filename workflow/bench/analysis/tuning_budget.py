@@ -43,6 +43,8 @@ class Budget:
     lowest: list[float]
     """Its least value over studies."""
     highest: list[float]
+    runs: frozenset[str]
+    """The ids of the trials' runs, by their whole specification: equal ones are the same search of two experiments."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def search(trials: pd.DataFrame) -> Search:
     budgets: dict[str, Budget] = {}
     failed = []
     for label, rows in trials.assign(value=values).groupby("optimizer", sort=False):
-        budget = _budget([expected_best(study["value"].tolist()) for _, study in rows.groupby("study")], sign)
+        runs = frozenset(rows["run"].astype(str))
+        budget = _budget([expected_best(study["value"].tolist()) for _, study in rows.groupby("study")], sign, runs)
         if budget is None:
             failed.append(str(label))
         else:
@@ -100,7 +103,7 @@ def search(trials: pd.DataFrame) -> Search:
     )
 
 
-def _budget(studies: Sequence[Sequence[float]], sign: float) -> Budget | None:
+def _budget(studies: Sequence[Sequence[float]], sign: float, runs: frozenset[str]) -> Budget | None:
     """Return the budget of an optimizer's studies; None if one of them never succeeds."""
     rows = list(zip(*studies, strict=False))
     # Before this number the mean would be over fewer studies, and so not comparable with what follows.
@@ -108,9 +111,8 @@ def _budget(studies: Sequence[Sequence[float]], sign: float) -> Budget | None:
     if first is None:
         return None
     reached = [[sign * value for value in row] for row in rows[first - 1 :]]
-    return Budget(
-        first, [sum(row) / len(row) for row in reached], [min(row) for row in reached], [max(row) for row in reached]
-    )
+    means = [sum(row) / len(row) for row in reached]
+    return Budget(first, means, [min(row) for row in reached], [max(row) for row in reached], runs)
 
 
 def _is_rising(trials: pd.DataFrame) -> bool:

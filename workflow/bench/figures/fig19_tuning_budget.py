@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.tuning_budget import Search, has_several, search
+from workflow.bench.analysis.wording import in_words
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.results.tables import NoDataError, Results
 
 TRIALS = True
 
-NAMED: Final = ("mkor", "kaisa", "sgd", "lamb")
-"""The labels of the title."""
+COMPARED: Final = ("mkor", "kaisa")
+"""The labels that the title compares, on the searches that both have."""
+_BAR: Final[Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 2.4}
 _NOTE: Final = (
     "The best of half of the trials, drawn at random from a study, the mean over draws and studies, against the best "
     "of all: by how many per cent the steps to the target, or the loss, are higher, or the accuracy is lower. Dots are "
-    "searches (an experiment on a workload), markers their median. A trial that did not finish, or did not reach the "
+    "searches (an experiment on a workload), bars the median of several; two experiments with the same trials of an "
+    "optimizer count once. A trial that did not finish, or did not reach the "
     "target, is no success; draws without one are left out, and so is a search of which less than half of the draws "
     "contain one"
 )
@@ -32,21 +34,27 @@ _NOTE: Final = (
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw a row for each optimizer: what half of the trials would cost, a dot for each search."""
     searches, several = searches_of(results)
-    costs = halved(searches.values())
+    costs = halved(searches)
     if not costs:
         raise NoDataError("no search has an optimizer that succeeds with half of its trials")
     labels = styles.in_order(costs)
     figure, ((axes,),) = page.new_figure(1, 1, height=0.5 + 0.19 * len(labels))
     axes.axvline(0, color=page.GUIDE, linewidth=0.8)
     for row, label in enumerate(labels):
-        look = styles.style_of(label)
-        forest.draw_runs(axes, costs[label], row, label, below=0.0)
-        axes.plot(median(costs[label]), row, marker=look.marker, color=look.color, markersize=6, zorder=4)
+        of_label = [costs[label][names] for names in _distinct(searches, costs[label], label)]
+        forest.draw_runs(axes, of_label, row, label, below=0.0)
+        if len(of_label) > 1:
+            axes.plot(median(of_label), row, color=styles.style_of(label).color, zorder=4, **_BAR)
+        forest.write_beside(axes, row, str(len(of_label)), "searches")
     forest.name_rows(axes, [styles.style_of(label).name for label in labels])
     axes.set_xlabel("worse than with all trials (%)")
     text = page.caption(results, pd.DataFrame(), notes=[_NOTE, *notes_on(searches, several)])
-    reading = "Dots are experiments, markers their median; further right gains more from the second half."
-    return page.save(figure, folder, "fig19_tuning_budget", [], text, _message(costs), reading)
+    reading = "A search is an experiment on a workload; further right gains more from the second half of the trials."
+    legend = [
+        page.guide_entry("one search", linestyle="none", marker=".", markersize=4),
+        page.guide_entry("median of several", linestyle="none", **_BAR),
+    ]
+    return page.save(figure, folder, "fig19_tuning_budget", legend, text, _message(searches, costs), reading)
 
 
 def searches_of(results: Results) -> tuple[dict[tuple[str, str], Search], set[tuple[str, str]]]:
@@ -70,25 +78,38 @@ def searches_of(results: Results) -> tuple[dict[tuple[str, str], Search], set[tu
     return searches, several
 
 
-def halved(searches: Iterable[Search]) -> dict[str, list[float]]:
+def halved(searches: Mapping[tuple[str, str], Search]) -> dict[str, dict[tuple[str, str], float]]:
     """Return by label, for each search, by how many per cent the best of half of the trials is worse than of all."""
-    costs: dict[str, list[float]] = {}
-    for found in searches:
+    costs: dict[str, dict[tuple[str, str], float]] = {}
+    for names, found in searches.items():
         half = max(found.trials) // 2
         for label, budget in found.budgets.items():
             place, last = half - budget.first, budget.mean[-1]
             if 0 <= place < len(budget.mean) and last > 0:
                 worse = budget.mean[place] / last - 1 if found.is_falling else 1 - budget.mean[place] / last
-                costs.setdefault(label, []).append(100 * worse)
+                costs.setdefault(label, {})[names] = 100 * worse
     return costs
 
 
-def _message(costs: Mapping[str, list[float]]) -> str:
-    """Return the title: the median cost of half of the trials for MKOR, KFAC and their base optimizers."""
-    shown = {label: median(costs[label]) for label in NAMED if label in costs}
-    parts = [f"{cost:.1f} % ({styles.style_of(label).short})" for label, cost in shown.items()]
-    finite = all(map(math.isfinite, shown.values()))
-    return f"With half of the trials the best result is worse by {', '.join(parts)}" if parts and finite else ""
+def _distinct(
+    searches: Mapping[tuple[str, str], Search], names: Iterable[tuple[str, str]], *labels: str
+) -> list[tuple[str, str]]:
+    """Return some searches without those that have the same trials of labels as another one."""
+    return [*{tuple(searches[one].budgets[label].runs for label in labels): one for one in names}.values()]
+
+
+def _message(searches: Mapping[tuple[str, str], Search], costs: Mapping[str, Mapping[tuple[str, str], float]]) -> str:
+    """Return the title: the median cost of half of the trials for MKOR and KFAC on the searches that both have."""
+    both = (names for names in searches if all(names in costs.get(label, {}) for label in COMPARED))
+    shared = _distinct(searches, both, *COMPARED)
+    if not shared:
+        return ""
+    parts = [
+        f"{median(costs[label][names] for names in shared):.1f} % ({styles.style_of(label).short})"
+        for label in COMPARED
+    ]
+    of = f"medians of the {len(shared)} searches" if len(shared) > 1 else "in the one search"
+    return f"With half of the trials the best result is worse by {in_words(parts)}, {of} that both have"
 
 
 def notes_on(searches: Mapping[tuple[str, str], Search], several: Iterable[tuple[str, str]]) -> list[str]:

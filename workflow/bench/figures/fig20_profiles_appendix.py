@@ -33,8 +33,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     return draw_each(results, folder, name, _draw_profiles, _NOTE, reading, labels, 1.6, banded=False)
 
 
-def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:
-    """Draw the share of problems that each label solves within a factor of the best label's iterations."""
+def _draw_profiles(axes: Axes, sweep: TargetSweep) -> list[str]:
+    """Draw the share of problems that each label solves within a factor of the best; return the labels drawn."""
     by_label = profiles(sweep)
     factors = np.concatenate([*by_label.values()]) if by_label else np.array([])
     finite = factors[np.isfinite(factors)]
@@ -42,7 +42,7 @@ def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:
         panels.explain_empty(
             axes, "no target is reached" if len(factors) else "no seed is shared by all optimizers", width=24
         )
-        return
+        return []
     end = min(_LARGEST_FACTOR, max(1.5, 1.05 * float(finite.max())))
     for place, label in enumerate(styles.in_order(by_label)):
         solved = by_label[label][by_label[label] <= end]
@@ -54,3 +54,4 @@ def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:
         axes.plot(at, y[np.searchsorted(x, at, side="right") - 1], marker=look.marker, color=look.color, **_MARKERS)
         axes.step(x, y, where="post", color=look.color, linestyle=look.line, linewidth=1.1)
     panels.profile_axes(axes, end)
+    return [*by_label]

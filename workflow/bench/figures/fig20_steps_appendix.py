@@ -29,8 +29,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     return draw_each(results, folder, "fig20_steps_appendix", _draw_steps, _NOTE, reading, labels, 1.75, banded=True)
 
 
-def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:
-    """Draw the iterations to each target, one curve per label."""
+def _draw_steps(axes: Axes, sweep: TargetSweep) -> list[str]:
+    """Draw the iterations to each target, one curve per label; return the labels that reach one."""
     # As if each share were a step of training, so that curves and intervals are those of `draw_curves`.
     rows = [
         {"optimizer": label, "seed": seed, "status": "finished", "step": share, "value": steps, "train_seconds": 0.0}
@@ -42,9 +42,11 @@ def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:
     finite = taken.loc[np.isfinite(taken["value"]) & (taken["value"] > 0), "value"]
     if finite.empty:
         panels.explain_empty(axes, "no run reaches a target", width=24)
-        return
+        return []
     axes.set_yscale("log")
     axes.set_ylim(finite.min() / 1.15, finite.max() * 1.15)
     panels.draw_curves(axes, taken, x="step", scale=0.01)
     panels.plain_log_ticks(axes)
     axes.set_xlim(28, 102)
+    middles = taken.groupby(["optimizer", "step"])["value"].median()
+    return [*middles[np.isfinite(middles)].index.unique("optimizer")]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,6 +20,8 @@ from workflow.bench.results.tables import NoDataError, Results
 EXPERIMENTS = ("*",)
 
 _COLUMNS: Final = 3
+_MARKERS: Final = "os^DvPX*"
+_GRAY: Final[Any] = {"color": "#8A8A8A", "linewidth": 0.8, "markersize": 3.4, "markerfacecolor": "white"}
 LABELS: Final = ("mkor", "kaisa")
 """The labels that have a panel."""
 TARGETS_NOTE: Final = (
@@ -28,8 +30,9 @@ TARGETS_NOTE: Final = (
     "base crosses by its third evaluation, are left out"
 )
 _NOTE: Final = (
-    "iterations to a target over those of the base optimizer, geometric mean over seeds; gray: experiments, color: "
-    "their median at the targets that at least half of them have; a run that misses a target enters with its budget"
+    "iterations to a target over those of the base optimizer, geometric mean over seeds; gray: experiments, by their "
+    "data and base, color: their median at the targets that at least half of them have; a run that misses a target "
+    "enters with its budget"
 )
 
 
@@ -77,7 +80,7 @@ def draw_each(
     results: Results,
     folder: Path,
     name: str,
-    draw: Callable[[Axes, TargetSweep], None],
+    draw: Callable[[Axes, TargetSweep], Iterable[str]],
     note: str,
     reading: str,
     axes_labels: tuple[str, str],
@@ -87,8 +90,9 @@ def draw_each(
 ) -> list[Path]:
     """Draw the figure ``name`` with a panel for each experiment, in rows of a height in inches.
 
-    draw: draws an experiment's panel; note: a sentence of the caption, on what is drawn; reading: how to read it, in
-    one line; axes_labels: of a panel's horizontal and vertical axis; banded: whether curves have bands or runs.
+    draw: draws an experiment's panel and returns the labels that have a curve; note: a sentence of the caption, on what
+    is drawn; reading: how to read it, in one line; axes_labels: of a panel's horizontal and vertical axis; banded:
+    whether curves have bands or runs.
     """
     shown, left_out = sweeps_of(results)
     notes = [TARGETS_NOTE, note, *left_out]
@@ -97,9 +101,10 @@ def draw_each(
     rows = -(-len(shown) // _COLUMNS)
     figure, axes = page.new_figure(rows, min(_COLUMNS, len(shown)), height=height * rows)
     titles = styles.data_titles([(one.experiment, one.runs) for one in shown], width=24)
+    drawn: set[str] = set()
     for panel, title, one in zip(axes.flat, titles, shown, strict=False):
         panel.set_title(title, fontsize=6.5)
-        draw(panel, one.sweep)
+        drawn.update(draw(panel, one.sweep))
     for panel in axes.flat[len(shown) :]:
         panel.remove()
     for panel in axes.flat[: len(shown)][-_COLUMNS:]:
@@ -107,7 +112,7 @@ def draw_each(
     for panel in axes[:, 0]:
         panel.set_ylabel(axes_labels[1])
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
-    legend = page.entries_of(chain.from_iterable(one.sweep.courses for one in shown))
+    legend = page.entries_of(drawn)
     if banded:
         legend += panels.spread_entries({len(one.crossings) for each in shown for one in each.sweep.courses.values()})
     return page.save(figure, folder, name, legend, page.caption(results, runs, notes=notes), reading=reading)
@@ -122,26 +127,28 @@ def make(results: Results, folder: Path) -> list[Path]:
     if not drawn:
         return draw_empty(results, folder, "fig20_target_sweep", notes)
     figure, (axes,) = page.new_figure(1, len(drawn), height=2.4, sharey=True)
-    middles = {label: _draw(panel, label, ratios[label]) for panel, label in zip(axes, drawn, strict=True)}
+    names = dict.fromkeys(name for label in drawn for name, _ in ratios[label])
+    markers = dict(zip(names, cycle(_MARKERS), strict=False))
+    for panel, label in zip(axes, drawn, strict=True):
+        _draw(panel, label, ratios[label], markers)
     axes[0].set_ylabel("iterations, base: 1")
     panels.plain_log_ticks(axes[0])
-    gray = page.guide_entry("one experiment", color="#AAAAAA", linewidth=0.8)
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
-    legend = [gray, page.guide_entry("median of experiments", linewidth=1.8)]
+    gray = [page.guide_entry(name, marker=marker, **_GRAY) for name, marker in markers.items()]
+    legend = [page.guide_entry("median of experiments", linewidth=1.8), *gray]
     text = page.caption(results, runs, notes=notes)
-    message = _message(ratios["mkor"], middles.get("mkor", {}))
     reading = "Below 1 is faster than the base. Targets: what the base reaches after shares of its steps."
-    return page.save(figure, folder, "fig20_target_sweep", legend, text, message, reading)
+    return page.save(figure, folder, "fig20_target_sweep", legend, text, _message(ratios), reading, columns=2)
 
 
 def _with_own_runs(shown: Iterable[Shown], label: str) -> Iterator[tuple[str, dict[float, float]]]:
-    """Yield a workload and a label's `by_share`; of experiments with the same runs of it and its base, the first."""
+    """Yield an experiment's data and base, and a label's `by_share`; of experiments with the same runs, the first."""
     seen: set[frozenset[str]] = set()
     for one in shown:
         own = frozenset(one.runs.loc[one.runs["optimizer"].isin((label, one.sweep.base)), "run"])
         if own not in seen and (ratios := by_share(one.sweep, label)):
             seen.add(own)
-            yield str(one.runs["workload"].iloc[0]), ratios
+            yield f"{styles.data_title(one.runs)}, over {styles.style_of(one.sweep.base).name}", ratios
 
 
 def by_share(sweep: TargetSweep, label: str) -> dict[float, float]:
@@ -152,33 +159,42 @@ def by_share(sweep: TargetSweep, label: str) -> dict[float, float]:
     return {share: ratio.value for share, ratio in ratios.items() if ratio is not None}
 
 
-def _draw(axes: Axes, label: str, ratios: Sequence[tuple[str, Mapping[float, float]]]) -> dict[float, float]:
-    """Draw a line for each experiment and their median by share of the base's steps, which is returned."""
+def _draw(
+    axes: Axes, label: str, ratios: Sequence[tuple[str, Mapping[float, float]]], markers: Mapping[str, str]
+) -> None:
+    """Draw a line for each experiment, by its name's marker, and their median by share of the base's steps."""
     look = styles.style_of(label)
     axes.set_title(look.name)
     axes.set_yscale("log")
     axes.axhline(1, color=page.GUIDE, linewidth=0.8)
-    for _, one in ratios:
-        axes.plot([100 * share for share in one], [*one.values()], color="#AAAAAA", linewidth=0.8, zorder=1)
+    for name, one in ratios:
+        axes.plot([100 * share for share in one], [*one.values()], marker=markers[name], zorder=1, **_GRAY)
+    middle = _medians(ratios)
+    line = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.8}
+    axes.plot([100 * share for share in middle], [found for found, _ in middle.values()], **line)
+    axes.set_xlabel("target: base's steps (%)")
+
+
+def _medians(ratios: Sequence[tuple[str, Mapping[float, float]]]) -> dict[float, tuple[float, int]]:
+    """Return the median over experiments and their number by share, where at least half of them have a target."""
     by_target: dict[float, list[float]] = {}
     for _, one in ratios:
         for share, ratio in one.items():
             by_target.setdefault(share, []).append(ratio)
     # A median of few experiments would jump where others begin.
-    middle = {share: median(found) for share, found in sorted(by_target.items()) if 2 * len(found) >= len(ratios)}
-    line = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.8}
-    axes.plot([100 * share for share in middle], [*middle.values()], **line)
-    axes.set_xlabel("target: base's steps (%)")
-    return middle
+    kept = {share: found for share, found in sorted(by_target.items()) if 2 * len(found) >= len(ratios)}
+    return {share: (median(found), len(found)) for share, found in kept.items()}
 
 
-def _message(ratios: Sequence[tuple[str, Mapping[float, float]]], middle: Mapping[float, float]) -> str:
-    """Return the title: MKOR's ratio at the last target, and the workloads of its least and its most there."""
-    if not middle:
+def _message(ratios: Mapping[str, Sequence[tuple[str, Mapping[float, float]]]]) -> str:
+    """Return the title: the medians at the last target, and of how many experiments; empty without MKOR's."""
+    medians = {label: _medians(of_label) for label, of_label in ratios.items()}
+    if not medians["mkor"]:
         return ""
-    last = max(middle)
-    at_last = sorted((one[last], workload) for workload, one in ratios if last in one)
-    low, high = (f"{ratio:.2f} ({styles.workload_name(workload)})" for ratio, workload in (at_last[0], at_last[-1]))
-    quality = f"the base's quality at {100 * last:.0f} % of its run"
-    text = f"To reach {quality} MKOR takes {middle[last]:.2f} of the base's iterations"
-    return f"{text} in the median, {low} to {high}" if len(at_last) > 1 else text
+    last = max(medians["mkor"])
+    first, *others = [
+        (styles.style_of(label).short, *of_label[last]) for label, of_label in medians.items() if last in of_label
+    ]
+    title = f"To the base's quality at {100 * last:.0f} % of its run {first[0]} takes {first[1]:.2f} of its iterations"
+    number = f"median of {first[2]} experiments" if first[2] > 1 else "one experiment"
+    return f"{title} ({number})" + "".join(f", {name} {value:.2f} (of {of})" for name, value, of in others)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from matplotlib.axes import Axes
 
@@ -17,49 +18,54 @@ from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("width",)
 
-_APART: Final = 0.035
+_APART: Final = 0.07
 """The distance of two labels at one width, in the logarithm of the width."""
-_PREDICTED: Final = 0.16
-"""The distance of a predicted value from the held-out width, in the logarithm of the width."""
-_ROW: Final = 0.19
-"""Inches of a row of slopes."""
+_PREDICTED: Final = 0.03
+"""The distance of a predicted value to the right of the measured one, in the logarithm of the width."""
+_HOLLOW: Final = 7.0
+"""The size of hollow markers: of a smaller star the inside cannot be seen."""
 _NOTES: Final = (
-    "Above: AdamW's iterations over the optimizer's, geometric mean over seeds and tuning studies, t interval over "
-    "studies; at the final quality: to what AdamW has reached after 90 % of its steps; over the sweep: the geometric "
-    "mean over the targets. Hollow: what a straight line through the smaller widths has at the largest, one line in "
-    "each study",
-    "Below: the slope of the lines over all widths on these axes, the mean and t interval over studies; below 0 the "
-    "speedup shrinks with width. At the right: what the runs say of the prediction",
+    "AdamW's iterations over the optimizer's, geometric mean over seeds and tuning studies, t interval over studies; "
+    "at the final quality: to what AdamW has reached after 90 % of its steps; over the sweep: the geometric mean over "
+    "the targets. Hollow: what a straight line through the smaller widths has at the largest, one line in each study. "
+    "The slopes are in the table width",
 )
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw speedups over the width at the final quality and over the sweep, and below their slopes."""
+    """Draw speedups over the width, at the final quality and over the sweep."""
     found = widths(results)
     labels = styles.in_order(found.labels)
-    below = _ROW * len(labels)
-    figure, axes = page.new_figure(2, 2, height=2.9 + below, sharey="row", height_ratios=(2.2, below))
-    for (upper, lower), where in zip(axes.T, PLACES, strict=True):
-        upper.set_title(where)
-        _draw_speedups(upper, found, labels, where)
-        _draw_slopes(lower, found, labels, where)
-    axes[0, 0].set_ylabel("speedup in iterations\nover AdamW")
-    panels.plain_log_ticks(axes[0, 0])
-    legend = [*page.entries_of(labels), page.hollow_entry("predicted"), page.bar_entry()]
+    figure, (axes,) = page.new_figure(1, 2, height=2.6, sharey=True)
+    for panel, where in zip(axes, PLACES, strict=True):
+        panel.set_title(where)
+        _draw_speedups(panel, found, labels, where)
+    axes[0].set_ylabel("speedup in iterations\nover AdamW")
+    panels.plain_log_ticks(axes[0])
+    legend = [*page.entries_of(labels), page.hollow_entry("predicted", markersize=_HOLLOW), page.bar_entry()]
     notes = [*_NOTES, *sentences(found, lambda label: styles.style_of(label).name)]
     text = page.caption(results, found.runs, notes=notes, summarized=False)
-    reading = "Hollow: what the smaller widths predict."
+    reading = "Above 1: fewer iterations than AdamW. Hollow: predicted from smaller widths, if few targets are missed."
     return page.save(figure, folder, "fig23_width", legend, text, _message(found), reading)
 
 
 def _message(found: Widths) -> str:
-    """Return the title: MKOR's speedup at the smallest and the largest width, at the final quality."""
-    speedups = found.speedups("mkor", PLACES[0]) if "mkor" in found.labels else {}
+    """Return the title: whether predictions held, or before MKOR's speedup at the smallest and the largest width."""
+    data, where = styles.data_title(found.runs), PLACES[0]
+    tested = [one for label in found.labels if (one := found.extrapolated(label, where)) and one.measured is not None]
+    if tested:
+        decisions = Counter(one.decision for one in tested)
+        verbs = {"holds": "holds", "fails": "fails", "open": "is open"}
+        counts = [f"{verb} for {decisions[one]}" for one, verb in verbs.items() if decisions[one]]
+        counts[0] += f" of {len(tested)} optimizers"
+        return f"{data}: at width {HELD_OUT} the predicted speedup over AdamW {', '.join(counts)}"
+    speedups = found.speedups("mkor", where) if "mkor" in found.labels else {}
     if len(speedups) < 2:
         return ""
     (small, first), *_, (large, last) = speedups.items()
-    ends = f"{first.value:.2f} at width {small:g}, {last.value:.2f} at {large:g}"
-    return f"{styles.data_title(found.runs)}: MKOR's speedup in iterations over AdamW {PLACES[0]} is {ends}"
+    ends = f"{first.value:.2f} at width {small:g}{forest.undecided(first)}"
+    ends += f", {last.value:.2f} at {large:g}{forest.undecided(last)}"
+    return f"{data}: MKOR's speedup over AdamW {where} is {ends}"
 
 
 def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
@@ -70,17 +76,7 @@ def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -
         panels.draw_estimates(axes, found.speedups(label, where), label, place)
         if (extrapolated := found.extrapolated(label, where)) is not None:
             hollow = {HELD_OUT * math.exp(_PREDICTED): extrapolated.predicted}
-            panels.draw_estimates(axes, hollow, label, place, linestyle="none", markerfacecolor="white")
+            look: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": _HOLLOW, "zorder": 3}
+            panels.draw_estimates(axes, hollow, label, place, **look)
     panels.fixed_ticks(axes.xaxis, sorted({*found.sweeps, HELD_OUT}))
     axes.set_xlabel("width")
-
-
-def _draw_slopes(axes: Axes, found: Widths, labels: list[str], where: Where) -> None:
-    axes.axvline(0, color=page.GUIDE, linewidth=0.8)
-    for row, label in enumerate(labels):
-        if (slope := found.slope(label, where)) is not None:
-            forest.draw_estimate(axes, slope, row, label)
-        extrapolated = found.extrapolated(label, where)
-        forest.write_beside(axes, row, extrapolated.decision if extrapolated else "not tested", "prediction")
-    forest.name_rows(axes, [styles.style_of(label).name for label in labels])
-    axes.set_xlabel("slope")
