@@ -43,11 +43,12 @@ from tests.support.synthetic_trials import tables_of_trials
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.captions import from_rst
 from workflow.bench.analysis.descriptions import described
-from workflow.bench.analysis.estimates import mean_ratio
+from workflow.bench.analysis.estimates import estimate, mean_ratio
 from workflow.bench.analysis.target_sweep import SHARES
 from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _page
-from workflow.bench.figures._forest import draw_differences
+from workflow.bench.figures._forest import FinalChange
+from workflow.bench.figures.fig13_update_rules import draw_differences
 from workflow.bench.figures.fig17_ratios_appendix import cut
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
@@ -303,18 +304,17 @@ def test_fig13_has_no_row_of_a_workload_on_which_one_rule_ran_and_none_of_other_
     assert "; KFAC " in title_of(figure)
 
 
+def change_of(values: list[float]) -> FinalChange:
+    return FinalChange(dict(enumerate(values)), estimate(values))
+
+
 @pytest.mark.parametrize("spread", [1.0, 0.3, 0.052, 0.023, 0.004])
 def test_fig13s_ticks_do_not_touch_in_three_panels(spread):
     """Truth: the boxes of the labels, in panels as narrow as those of three workloads."""
-    finals = {"sgd": [5.0, 5.0, 5.0], "mkor": [5.0 - 1.3 * spread, 5.0 - spread, 5.0 + 0.7 * spread]}
-    rows = [
-        {"optimizer": label, "seed": seed, "step": 10, "value": value, "status": "finished", "run": f"{label}{seed}"}
-        for label, values in finals.items()
-        for seed, value in enumerate(values)
-    ]
+    changes = {"mkor": change_of([-26 * spread, -20 * spread, 14 * spread])}
     figure, axes = _page.new_figure(2, 3, height=4.2)
     for panel in axes[1]:
-        draw_differences(panel, pd.DataFrame(rows), "sgd", ["mkor"])
+        draw_differences(panel, changes, ["mkor"])
     _page.arrange(figure, [], "a caption", 3)
     figure.canvas.draw()
     for panel in axes[1]:
@@ -325,14 +325,9 @@ def test_fig13s_ticks_do_not_touch_in_three_panels(spread):
 
 def test_a_run_far_outside_is_a_triangle_at_the_edge_and_moves_no_axis():
     """Of three seeds of which one ends at fifty times the base's loss, the other two stay apart."""
-    finals = {"sgd": [1.0, 1.0, 1.0], "mkor": [0.8, 0.9, 50.0], "kaisa": [0.7, 0.75, 0.8]}
-    rows = [
-        {"optimizer": label, "seed": seed, "step": 10, "value": value, "status": "finished", "run": f"{label}{seed}"}
-        for label, values in finals.items()
-        for seed, value in enumerate(values)
-    ]
+    changes = {"mkor": change_of([-20.0, -10.0, 4900.0]), "kaisa": change_of([-30.0, -25.0, -20.0])}
     _, ((axes,),) = _page.new_figure(1, 1, height=2.0)
-    draw_differences(axes, pd.DataFrame(rows), "sgd", ["kaisa", "mkor"])
+    draw_differences(axes, changes, ["kaisa", "mkor"])
     low, high = axes.get_xlim()
     assert -60 < low < -30 < -10 < high < 60
     assert xs(lines_of(axes, "mkor", ".")[0]) == pytest.approx([-20, -10])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 from matplotlib.lines import Line2D
 
 from tests.support.figures import xs
 from workflow.bench.analysis.estimates import Estimate
-from workflow.bench.figures._forest import draw_interval, shown_value, undecided
+from workflow.bench.figures._forest import draw_interval, final_changes, shown_value, undecided
 
 
 def ratio(low: float, high: float, value: float = 1.0) -> Estimate:
@@ -42,6 +43,24 @@ def test_an_interval_without_an_end_has_an_arrow_at_the_edge_and_stays_inside(lo
 def test_the_marker_of_few_runs_is_their_median():
     assert shown_value(ratio(0.5, 2.0, 1.3), [1.0, 5.0, 1.1]) == 1.1
     assert shown_value(ratio(0.5, 2.0, 1.3), [1.0] * 9) == 1.3
+
+
+def test_a_run_that_broke_down_counts_as_the_worst_final_loss_and_studies_are_the_units():
+    """Of nine studies of two seeds, whose means fall by 2 from -0.5 to -14.5 %, one run of the ninth broke down.
+
+    Truth: the median is the fifth of the nine, -6.5 %; of the eight studies without that run it would be -7.5 %.
+    """
+    losses = {"mkor": [*(1 - 0.01 * seed for seed in range(17)), math.inf], "sgd": [1.0] * 18}
+    rows = pd.DataFrame(
+        {"optimizer": label, "seed": seed, "study": seed // 2, "run": f"{label}{seed}", "step": 10, "value": value}
+        | {"status": "finished" if math.isfinite(value) else "diverged"}
+        for label, values in losses.items()
+        for seed, value in enumerate(values)
+    )
+    changes, step = final_changes(rows, rows, "sgd")
+    assert step == 10
+    assert changes["mkor"].estimate.n == 9
+    assert changes["mkor"].shown == pytest.approx(-6.5)
 
 
 @pytest.mark.parametrize(

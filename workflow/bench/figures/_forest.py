@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.curves import by_seed, last_common_values
-from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum
+from workflow.bench.analysis.estimates import Estimate, median_minimum, over_studies, studies_of
 from workflow.bench.figures import _page as page
-from workflow.bench.figures._panels import ROW_AT_EDGE, annotate, explain_empty
+from workflow.bench.figures._panels import ROW_AT_EDGE, annotate
 from workflow.bench.results.tables import NoDataError
 
 _LEAST, _MOST = 1e-9, 1e9
@@ -58,11 +58,11 @@ def draw_interval(axes: Axes, estimate: Estimate, row: float, color: str) -> Non
     if not any(is_open for *_, is_open in open_ends):
         axes.hlines(row, estimate.low, estimate.high, **look)
         return
-    ends = (max(estimate.low, _LEAST), min(estimate.high, _MOST))
+    ends = (max(estimate.low, _LEAST) if estimate.is_ratio else estimate.low, min(estimate.high, _MOST))
     # As an artist, so that the far end does not stretch the axis; the other one has room on it.
     bar = axes.add_artist(Line2D(ends, (row, row), solid_capstyle="butt", **look))
     bar.set_in_layout(False)
-    axes.update_datalim([(end, row) for end in ends if _LEAST < end < _MOST])
+    axes.update_datalim([(end, row) for end in ends if _LEAST < abs(end) < _MOST])
     axes.autoscale_view()
     for edge, marker, is_open in open_ends:
         if is_open:
@@ -83,10 +83,30 @@ def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, be
     axes.plot(values, [row + below] * len(values), ".", color=styles.style_of(label).color, markersize=3, alpha=0.75)
 
 
-def final_changes(losses: pd.DataFrame, base: str | None) -> tuple[dict[str, list[float]], float]:
-    """Return by how many per cent each label's final loss differs from the base's, and the iteration of all losses.
+@dataclass(frozen=True)
+class FinalChange:
+    """By how many per cent a label's final loss differs from the base optimizer's, paired by seed."""
 
-    The values are paired by seed; that of a run that broke down is infinite, and a seed whose base broke down has none.
+    by_seed: Mapping[int, float]
+    """Of a run that broke down it is infinite, the worst."""
+    estimate: Estimate
+    """Over tuning studies, or of few runs over these."""
+
+    @property
+    def shown(self) -> float:
+        """The value of a marker and of a title."""
+        return shown_value(self.estimate, [*self.by_seed.values()])
+
+
+def final_changes(losses: pd.DataFrame, runs: pd.DataFrame, base: str | None) -> tuple[dict[str, FinalChange], float]:
+    """Return the change of each label that has a pair with the base, and the iteration of all losses.
+
+    A seed whose base broke down has no pair.
+
+    Args:
+        losses: evaluations of one metric, and one row of each run that broke down before its first evaluation.
+        runs: the rows of these runs, with their tuning studies.
+        base: label of the base optimizer; None if it did not run.
 
     Raises:
         NoDataError: no run finished, or none of the base optimizer.
@@ -96,77 +116,12 @@ def final_changes(losses: pd.DataFrame, base: str | None) -> tuple[dict[str, lis
     reference = {seed: value for seed, value in finals.get(base or "", {}).items() if 0 < value < math.inf}
     if not reference:
         raise NoDataError("the base optimizer has no run to pair with")
-    changes = {
-        label: [100 * (value / reference[seed] - 1) for seed, value in by_label.items() if seed in reference]
-        for label, by_label in finals.items()
-    }
-    return changes, step
-
-
-def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels: Sequence[str]) -> None:
-    """Draw one row per label: by how many per cent the final loss differs from the base's; small dots are the seeds.
-
-    A panel without differences gives the reason, and so does a row whose label has no run. The markers set the limits
-    of the axis: a run far outside is a triangle at the edge, so that one that went wrong hides no other.
-
-    Args:
-        axes: the panel.
-        losses: evaluations of one metric, and one row of each run that broke down before its first evaluation.
-        base: label of the base optimizer, whose own row has its marker at 0; None if it did not run.
-        labels: the rows from top to bottom.
-    """
-    try:
-        changes, step = final_changes(losses, base)
-    except NoDataError as error:
-        explain_empty(axes, str(error))
-        return
-    assert base is not None
-    axes.axvline(0, color=page.GUIDE, linewidth=0.8)
-    centers, runs = [0.0], {}
-    for row, label in enumerate(labels):
-        if label not in changes:
-            white = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-            annotate(axes, "not run", (0.97, row), ROW_AT_EDGE, ha="right", color=page.SOFT, bbox=white)
-            continue
-        finite = [value for value in changes[label] if math.isfinite(value)]
-        if label == base:  # its difference from itself, as the scale of the others
-            look = styles.style_of(label)
-            axes.plot(0, row, marker=look.marker, color=look.color, markersize=5)
-        elif finite:
-            draw_estimate(axes, estimate(finite), row, label, runs=finite)
-            centers.append(float(np.median(finite)))
-            runs[row, label] = finite
-        if len(finite) < len(changes[label]):  # the loss of a run that broke down is infinite
-            write_beside(axes, row, f"{len(finite)} of {len(changes[label])}", "finished")
-    _limit(axes, centers, [value for values in runs.values() for value in values])
-    for (row, label), values in runs.items():
-        _draw_inside(axes, values, row, label)
-    name_rows(axes, [styles.style_of(label).name for label in labels])
-    # Fixed, since `_page.arrange` wants three ticks of a locator that chooses; 0 and another one are a scale, too.
-    low, high = axes.get_xlim()
-    ticks = MaxNLocator(3, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0"))
-    axes.tick_params(axis="x", labelsize=7)
-    axes.set_xlabel(f"loss at step {step:g},\n% against {styles.style_of(base).short}'s")
-
-
-def _limit(axes: Axes, centers: Sequence[float], values: Sequence[float]) -> None:
-    """Limit the horizontal axis to the markers and what lies as far again from them, or to all values if nearer."""
-    low, high = min(centers), max(centers)
-    room = 0.6 * (high - low) or max(map(abs, values), default=1.0) or 1.0
-    margin = 0.12 * (high - low) or 0.1 * room
-    axes.set_xlim(max(low - room, min([low, *values]) - margin), min(high + room, max([high, *values]) + margin))
-
-
-def _draw_inside(axes: Axes, values: Sequence[float], row: float, label: str) -> None:
-    """Draw one dot per run below the row's marker, and a triangle at the edge for those that lie outside."""
-    low, high = axes.get_xlim()
-    draw_runs(axes, [value for value in values if low <= value <= high], row, label)
-    look: dict[str, Any] = {"color": styles.style_of(label).color, "linestyle": "none", "markersize": 3.5}
-    for edge, marker, is_beyond in ((low, "<", min(values) < low), (high, ">", max(values) > high)):
-        if is_beyond:
-            axes.plot(edge, row + 0.26, marker=marker, zorder=5, clip_on=False, **look)
+    found = {}
+    for label, values in finals.items():
+        changes = {seed: 100 * (value / reference[seed] - 1) for seed, value in values.items() if seed in reference}
+        if change := over_studies(changes, studies_of(runs[runs["optimizer"] == label])):
+            found[label] = FinalChange(changes, change)
+    return found, step
 
 
 def write_beside(axes: Axes, row: float, text: str, header: str = "") -> None:

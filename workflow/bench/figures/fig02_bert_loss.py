@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
-from workflow.bench.analysis.estimates import estimate
 from workflow.bench.analysis.target_sweep import common_base
 from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _forest as forest
@@ -43,12 +42,13 @@ def _final_losses(runs: pd.DataFrame, metrics: pd.DataFrame) -> str:
     # At one iteration of schedules of different lengths, one run is at its end and the other is not.
     alike = runs.loc[runs["steps"].isin(runs.loc[runs["optimizer"] == base, "steps"]), "run"]
     try:
-        changes, step = forest.final_changes(panels.losses_to_compare(metrics[metrics["run"].isin(alike)]), base)
+        losses = panels.losses_to_compare(metrics[metrics["run"].isin(alike)])
+        changes, step = forest.final_changes(losses, runs, base)
     except NoDataError:
         return ""
     parts = []
     for label in styles.in_order(changes.keys() - {base}):
-        found = estimate(changes[label])
+        found = changes[label].estimate
         interval = f" [{signed(found.low)}, {signed(found.high)}]" if found.has_interval else ""
         parts.append(f"{styles.style_of(label).name} {signed(found.value)}{interval}")
     against = f"Loss at iteration {step:g} against {styles.style_of(str(base)).name}'s, paired by seed"
