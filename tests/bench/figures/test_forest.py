@@ -10,7 +10,7 @@ import pytest
 from matplotlib.lines import Line2D
 
 from tests.support.figures import xs
-from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.estimates import Estimate, median_interval
 from workflow.bench.figures._forest import draw_interval, final_changes, shown_value, undecided
 
 
@@ -46,9 +46,10 @@ def test_the_marker_of_few_runs_is_their_median():
 
 
 def test_a_run_that_broke_down_counts_as_the_worst_final_loss_and_studies_are_the_units():
-    """Of nine studies of two seeds, whose means fall by 2 from -0.5 to -14.5 %, one run of the ninth broke down.
+    """Of 18 seeds, two in each study, 17 end at 0 to 16 % below the base, and one broke down.
 
-    Truth: the median is the fifth of the nine, -6.5 %; of the eight studies without that run it would be -7.5 %.
+    Truth: the median lies between the ninth and the tenth of all, -7.5 %; without that run it would be -8 %. The
+    studies' geometric means, of which the last is infinite, give the interval.
     """
     losses = {"mkor": [*(1 - 0.01 * seed for seed in range(17)), math.inf], "sgd": [1.0] * 18}
     rows = pd.DataFrame(
@@ -60,7 +61,11 @@ def test_a_run_that_broke_down_counts_as_the_worst_final_loss_and_studies_are_th
     changes, step = final_changes(rows, rows, "sgd")
     assert step == 10
     assert changes["mkor"].estimate.n == 9
-    assert changes["mkor"].shown == pytest.approx(-6.5)
+    assert changes["mkor"].shown == pytest.approx(-7.5)
+    means = [100 * (math.sqrt((1 - 0.02 * study) * (0.99 - 0.02 * study)) - 1) for study in range(8)]
+    assert (changes["mkor"].estimate.low, changes["mkor"].estimate.high) == pytest.approx(
+        median_interval([*means, math.inf])
+    )
 
 
 @pytest.mark.parametrize(

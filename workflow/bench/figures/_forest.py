@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.curves import by_seed, last_common_values
-from workflow.bench.analysis.estimates import Estimate, median_minimum, over_studies, studies_of
+from workflow.bench.analysis.estimates import Estimate, median_minimum, paired_ratio, studies_of
 from workflow.bench.figures import _page as page
 from workflow.bench.figures._panels import ROW_AT_EDGE, annotate
 from workflow.bench.results.tables import NoDataError
@@ -90,7 +90,7 @@ class FinalChange:
     by_seed: Mapping[int, float]
     """Of a run that broke down it is infinite, the worst."""
     estimate: Estimate
-    """Over tuning studies, or of few runs over these."""
+    """The median of the runs, or the geometric mean of few of them, with the interval over tuning studies."""
 
     @property
     def shown(self) -> float:
@@ -118,9 +118,10 @@ def final_changes(losses: pd.DataFrame, runs: pd.DataFrame, base: str | None) ->
         raise NoDataError("the base optimizer has no run to pair with")
     found = {}
     for label, values in finals.items():
-        changes = {seed: 100 * (value / reference[seed] - 1) for seed, value in values.items() if seed in reference}
-        if change := over_studies(changes, studies_of(runs[runs["optimizer"] == label])):
-            found[label] = FinalChange(changes, change)
+        if ratio := paired_ratio(values, reference, studies_of(runs[runs["optimizer"] == label])):
+            ends = {name: 100 * (getattr(ratio, name) - 1) for name in ("value", "low", "high")}
+            changes = {seed: 100 * (values[seed] / reference[seed] - 1) for seed in values.keys() & reference.keys()}
+            found[label] = FinalChange(changes, replace(ratio, **ends, is_ratio=False))
     return found, step
 
 
