@@ -21,6 +21,7 @@ from workflow.bench.analysis import styles
 from workflow.bench.figures import fig03_step_breakdown as fig03
 from workflow.bench.figures import fig08_kfac_spectra as fig08
 from workflow.bench.figures import fig09_scalability as fig09
+from workflow.bench.figures import fig10_rank1_over_training as fig10
 from workflow.bench.figures import fig15_communication as fig15
 from workflow.bench.figures import fig18_factors as fig18
 from workflow.bench.figures._panels import amount
@@ -142,15 +143,24 @@ def test_fig05_draws_every_error_and_reaches_above_one(draw):
 def test_fig10_means_are_over_layers_and_seeds(draw):
     rows = synthetic_probes.rank1_error()
     figure = draw("fig10_rank1_over_training")
-    of_bert = rows[(rows["workload"] == "bert") & (rows["side"] == "activation") & (rows["approximation"] == "best")]
-    truth = of_bert.groupby("step")["error"]
-    thick = next(line for line in figure.axes[0].lines if line.get_marker() == "o")
-    assert ys(thick) == pytest.approx(truth.mean().tolist())
-    assert xs(thick) == list(synthetic_probes.STEPS)
+    of_bert = rows[(rows["workload"] == "bert")].groupby(["side", "approximation", "step"])["error"]
+    for (side, approximation), look in fig10.LINES.items():
+        (line,) = (line for line in figure.axes[0].lines if line.get_marker() == look.marker)
+        assert ys(line) == pytest.approx(of_bert.mean()[side, approximation].tolist())
+        assert xs(line) == list(synthetic_probes.STEPS)
     band = figure.axes[0].collections[0].get_paths()[0].vertices
     heights = [sorted(set(band[band[:, 0] == step][:, 1])) for step in synthetic_probes.STEPS]
-    quartiles = [np.quantile(errors, (0.25, 0.75)) for _, errors in truth]
-    assert np.asarray(heights) == pytest.approx(np.asarray(quartiles))
+    quartiles = [of_bert.quantile(share)["activation", "mean"] for share in (0.25, 0.75)]
+    assert np.asarray(heights) == pytest.approx(np.transpose(quartiles))
+
+
+def test_fig10_has_a_title_on_both_sides(draw):
+    rows = synthetic_probes.rank1_error()
+    last = rows[(rows["step"] == rows["step"].max()) & (rows["workload"] == "bert")]
+    means = {key: f"{error:.2f}" for key, error in last.groupby(["side", "approximation"])["error"].mean().items()}
+    title = title_of(draw("fig10_rank1_over_training", rank1_error=rows[rows["workload"] == "bert"]))
+    for side, name in (("activation", "activations"), ("gradient", "gradients")):
+        assert f"{name} {means[side, 'mean']} (best {means[side, 'best']})" in title
 
 
 def test_fig08_draws_singular_factors_at_the_limit_of_float32(draw):
