@@ -315,6 +315,11 @@ def test_fig14_writes_the_fitted_exponents_beside_the_curves(draw):
         assert set(texts_in(axes)) == {f"$d^{{{slope:.2f}}}$" for slope in truth}
         heights = sorted(text.get_window_extent().y0 for text in axes.texts)
         assert all(lower + 5 < upper for lower, upper in pairwise(heights))
+        # Beside each exponent stands its method's marker, so that no color is needed.
+        beside = [line for line in axes.lines if line.get_transform() == axes.transAxes]
+        markers = {styles.style_of(label).marker for label in ("copy", "mkor", "mkor_windowed", "kaisa", "eva")}
+        assert {line.get_marker() for line in beside} == markers
+        assert sorted(ys(line)[0] for line in beside) == sorted(text.xy[1] for text in axes.texts)
     assert "Timed only once, because slow: KFAC (KAISA) factor update at 1024." in caption_of(figure)
 
 
