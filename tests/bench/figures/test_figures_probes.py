@@ -134,6 +134,9 @@ def test_fig05_draws_every_error_and_reaches_above_one(draw):
     assert figure.axes[0].get_ylim()[1] > 1.4
     titles = ["BERT, 3 layers", "ResNet, 3 layers", "Autoencoder, 3 layers"]
     assert [axes.get_title() for axes in figure.axes] == titles
+    assert title_of(figure).startswith(
+        "BERT, ResNet and Autoencoder: median error of MKOR's rank-1 matrix of activations"
+    )
     # Moments that are zero are counted.
     zero = (rows["layer"] == "first") & (rows["step"] == 0) & (rows["side"] == "gradient") & (rows["seed"] == 0)
     figure = draw("fig05_rank1_error", rank1_error=rows.assign(error=rows["error"].mask(zero)))
