@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
@@ -31,7 +31,7 @@ Draw = Callable[..., Figure]
 
 
 @pytest.fixture(scope="module")
-def draw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Draw]:
+def draw(tmp_path_factory: pytest.TempPathFactory) -> Draw:
     """Return a function that draws a figure by name from synthetic probes, some of which it may replace.
 
     A figure of the usual probes is drawn once.
@@ -44,12 +44,12 @@ def draw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Draw]:
         root = write_probes(tmp_path_factory.mktemp("results") / "test-cpu" / "embedded", **instead)
         figure = figure_of(name, Results(root))
         figure.canvas.draw()
+        plt.close(figure)  # its artists can still be read
         if not instead:
             usual[name] = figure
         return figure
 
-    yield drawn
-    plt.close("all")
+    return drawn
 
 
 def lines(axes: Axes, label: str, *, hollow: bool = False, dashed: bool = False) -> list[Line2D]:

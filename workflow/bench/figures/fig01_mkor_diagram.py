@@ -23,8 +23,8 @@ MESSAGE: Final = "A step of MKOR averages two vectors a layer and inverts no mat
 CAPTION: Final = (
     "A diagram of the method's equations, without data. X: the inputs of a layer, n rows; G: the gradients at its "
     "outputs. The inverse factors start as I; the paper's inverse update period is 10. Costs are those of a layer with "
-    "d inputs and d outputs. Stage 3 shows the exact rule, Sherman-Morrison; the paper prints another rule, the released "
-    "code runs a third, and figure 13 compares them."
+    "d inputs and d outputs. Stage 3 shows the exact rule, Sherman-Morrison; the paper prints another rule, the "
+    "released code runs a third, and figure 13 compares them."
 )
 READING: Final = (
     "J: inverse factors; D: gradient of the weights; f: inverse update period; γ: decay; ε, ζ: the stabilizer's limit "

@@ -181,7 +181,7 @@ def _notes(shown: pd.DataFrame, base_name: str) -> list[str]:
     if len(means):
         texts = [
             f"{styles.workload_name(str(workload))} {styles.style_of(str(label)).short} {ms:.1f}"
-            for (workload, label), ms in means.items()
+            for workload, label, ms in means.reset_index().itertuples(index=False, name=None)
         ]
         notes.append(f"optimizer's part of a step with an update on one worker, in ms: {', '.join(texts)}")
     combined = shown.loc[shown["estimate"] == "combined", "inverse_update_period"].dropna().unique()

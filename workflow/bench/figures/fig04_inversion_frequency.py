@@ -9,12 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
-from workflow.bench.analysis.curves import by_seed, last_common_values
+from workflow.bench.analysis.curves import last_common_values
 from workflow.bench.analysis.estimates import estimate, median_minimum, paired_ratio
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
@@ -83,9 +82,12 @@ def make(results: Results, folder: Path) -> list[Path]:
         ],
     )
     drawn = {*_METHODS} & {label for frame in (times, *losses.values()) for label in frame["optimizer"]}
+    legend = _legend(drawn, paper)
+    if any(panel.collections for panel in axes.flat):
+        legend.append(page.bar_entry())
     message = _message(times[times["workload"].isin(shown)], losses)
     reading = "Hollow: the paper's times, of its model on its GPUs."
-    return page.save(figure, folder, "fig04_inversion_frequency", _legend(drawn, paper, losses), text, message, reading)
+    return page.save(figure, folder, "fig04_inversion_frequency", legend, text, message, reading)
 
 
 def has_equal_memory(last: pd.DataFrame) -> bool:
@@ -112,49 +114,48 @@ def _finish(axes: np.ndarray, periods: Collection[float]) -> None:
         panel.set_xlabel("inverse update period (iterations)")
 
 
-def _legend(drawn: Collection[str], paper: pd.DataFrame, losses: Mapping[str, pd.DataFrame]) -> list[Artist]:
-    """Return the entries of our methods and the paper's, and of what shows the spread of the runs."""
+def _legend(drawn: Collection[str], paper: pd.DataFrame) -> list[Artist]:
+    """Return the entries of our methods and the paper's."""
     looks = [styles.style_of(name.lower()) for name in sorted(paper["optimizer"].unique())]
-    entries = page.entries_of(drawn)
-    entries += [page.line_entry(look, label=f"{look.short}, the paper's GPUs", **_PAPER_LOOK) for look in looks]
-    seeds = [
-        len(rows) for frame in losses.values() for _, rows in frame.groupby(["optimizer", "inverse_update_period"])
-    ]
-    if any(number >= median_minimum() for number in seeds):
-        entries.append(page.bar_entry())
-    if any(number < median_minimum() for number in seeds):
-        entries.append(page.guide_entry("one run", marker=".", markersize=4, linestyle="none"))
-    return entries
+    papers = [page.line_entry(look, label=f"{look.short}, the paper's GPUs", **_PAPER_LOOK) for look in looks]
+    return [*page.entries_of(drawn), *papers]
 
 
 def _message(times: pd.DataFrame, losses: Mapping[str, pd.DataFrame]) -> str:
     """Return the title: what an update in every step costs, and of one workload gives, over one at a longer period."""
     periods = [frame["inverse_update_period"].max() for frame in (times, *losses.values())]
     longest = min((period for period in periods if period > 1), default=0)
-    mean = times.groupby(["optimizer", "inverse_update_period", "workload"])["iteration_ms"].mean()
-    took = []
-    for label in styles.in_order(times["optimizer"]):
-        by_period = mean[label].unstack("inverse_update_period").reindex(columns=[1, longest])
-        if len(ratios := (by_period[1] / by_period[longest]).dropna().sort_values()):
-            took.append(f"{styles.style_of(label).short} {page.span(f'{ratio:.1f}' for ratio in ratios)}")
+    took = _ratios([rows for _, rows in times.groupby("workload")], "iteration_ms", "repeat", longest)
     if not took:
         return ""
-    costs = f"update in every step ÷ one in {longest:,.0f}: iteration time {', '.join(took)}"
+    costs = f"update in every step ÷ one in {longest:,.0f}: iteration time {took}"
     if len(losses) != 1 or times["workload"].nunique() > 1:
         return f"An {costs}"
     ((name, last),) = losses.items()
-    gained = _loss_ratios(last, longest)
-    return f"{name}, an {costs}{'; last loss ' if gained else ''}{', '.join(gained)}"
+    gained = _ratios([last], "value", "seed", longest)
+    return f"{name}, an {costs}{'; last loss ' if gained else ''}{gained}"
 
 
-def _loss_ratios(losses: pd.DataFrame, longest: float) -> list[str]:
-    """Return each method's loss at period 1 over that at ``longest``, paired by seed, as phrases of the title."""
+def _ratios(frames: Sequence[pd.DataFrame], column: str, unit: str, longest: float) -> str:
+    """Return by method the least and the most of the frames' values at period 1 over those at ``longest``, as text.
+
+    unit: the column by which values are paired.
+    """
     phrases = []
-    for label, rows in losses.groupby("optimizer"):
-        often, rarely = (by_seed(rows[rows["inverse_update_period"] == period]) for period in (1, longest))
-        if ratio := paired_ratio(often, rarely):
-            phrases.append(f"{styles.style_of(str(label)).short} {ratio.value:.2f}{forest.undecided(ratio)}")
-    return phrases
+    for label in _METHODS:
+        found = []
+        for frame in frames:
+            of_label = frame[frame["optimizer"] == label].set_index(unit)
+            often, rarely = (
+                of_label.loc[of_label["inverse_update_period"] == period, column].to_dict() for period in (1, longest)
+            )
+            if ratio := paired_ratio(often, rarely):
+                found.append(ratio)
+        if found:
+            span = page.span(f"{value:.2f}" for value in sorted(ratio.value for ratio in found))
+            remark = max((forest.undecided(ratio) for ratio in found), key=len)
+            phrases.append(f"{styles.style_of(label).short} {span}{remark}")
+    return ", ".join(phrases)
 
 
 def _notes(times: pd.DataFrame, steps: Sequence[str]) -> list[str]:
@@ -168,19 +169,14 @@ def _notes(times: pd.DataFrame, steps: Sequence[str]) -> list[str]:
     return notes
 
 
-def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:
-    """Draw a line per label over ``x`` with our own estimates (`analysis.estimates`) and their intervals."""
-
-    def interval(values: pd.Series) -> tuple[float, float]:
-        summary = estimate(values.to_numpy(float))
-        return (summary.low, summary.high) if len(values) >= median_minimum() else (math.nan, math.nan)
-
-    if rows.empty:
-        return
-    by_method = page.seaborn_looks({label: styles.style_of(label) for label in styles.in_order(rows["optimizer"])})
-    lines: dict[str, Any] = {"x": x, "y": y, "hue": "optimizer", "style": "optimizer", "legend": False, "ax": axes}
-    lines |= by_method | look | {"markersize": 5, "markeredgewidth": 0.4}
-    sns.lineplot(rows, estimator=lambda values: estimate(values).value, errorbar=interval, **lines)
+def _draw_estimates(axes: Axes, rows: pd.DataFrame, column: str) -> None:
+    """Draw a line per label over the period with the estimates (`analysis.estimates`) of a column."""
+    labels = styles.in_order(rows["optimizer"])
+    # A little apart, or their intervals would hide each other.
+    for label, place in panels.places_beside(labels, 0.1).items():
+        by_period = rows[rows["optimizer"] == label].groupby("inverse_update_period")[column]
+        estimates = {float(period): estimate(values.to_numpy(float)) for period, values in by_period}
+        panels.draw_estimates(axes, estimates, label, place)
 
 
 def _draw_times(axes: Axes, times: pd.DataFrame, paper: pd.DataFrame) -> None:
@@ -189,31 +185,20 @@ def _draw_times(axes: Axes, times: pd.DataFrame, paper: pd.DataFrame) -> None:
         look = styles.style_of(str(optimizer).lower())
         drawing = {"color": look.color, "marker": look.marker, "markersize": 5, **_PAPER_LOOK}
         axes.plot(rows["inverse_update_period"], rows["iteration_ms"], **drawing)
-    _draw_estimates(axes, times, "inverse_update_period", "iteration_ms", err_kws={"alpha": 0.18, "linewidth": 0})
-    # Not before the lines are drawn: on a logarithmic axis seaborn passes logarithms to the estimator.
+    _draw_estimates(axes, times, "iteration_ms")
     axes.set_yscale("log")
     panels.plain_log_ticks(axes)
 
 
 def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
     """Draw the last validation loss over the period, and count the runs that broke down."""
-    labels = styles.in_order(last["optimizer"])
-    # Methods are set a little apart, or their intervals would hide each other.
-    shifts = dict(zip(labels, 10 ** (0.045 * (np.arange(len(labels)) - (len(labels) - 1) / 2)), strict=True))
-    last = last.dropna(subset="inverse_update_period")
-    last = last.assign(x=last["inverse_update_period"].astype(float) * last["optimizer"].map(shifts))
-    finite = last[np.isfinite(last["value"].astype(float))]
-    _draw_estimates(axes, finite, "x", "value", err_style="bars", err_kws={"elinewidth": 1.2})
-    for (label, _), rows in last.groupby(["optimizer", "x"]):
-        at = float(rows["x"].iloc[0])
-        color, values = styles.style_of(str(label)).color, rows["value"].astype(float)
-        ended = values[np.isfinite(values)]
-        if len(ended) < median_minimum():
-            axes.plot([at] * len(ended), ended, ".", color=color, markersize=4, alpha=0.7)
-        if failed := int((values == math.inf).sum()):
-            look: dict[str, Any] = {"ha": "center", "va": "top", "color": color, "rotation": 90}
+    is_finite = np.isfinite(last["value"].astype(float))
+    _draw_estimates(axes, last[is_finite], "value")
+    for (label, period), rows in last.groupby(["optimizer", "inverse_update_period"]):
+        if failed := int((rows["value"] == math.inf).sum()):
+            look: dict[str, Any] = {"ha": "center", "va": "top", "color": styles.style_of(str(label)).color}
             text = f"× {failed} of {len(rows)} failed"
-            panels.annotate(axes, text, (at, 0.98), ("data", "axes fraction"), **look)
+            panels.annotate(axes, text, (float(period), 0.98), ("data", "axes fraction"), rotation=90, **look)
 
 
 def _time_note(times: pd.DataFrame) -> str:

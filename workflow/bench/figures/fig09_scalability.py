@@ -66,13 +66,8 @@ def make(results: Results, folder: Path) -> list[Path]:
 def _measured_message(measured: pd.DataFrame, cores: int) -> str:
     """Return the end of the panel's title, on the most workers that have a core each; empty if two did not run."""
     most = max((number for number in measured["workers"].unique() if 1 < number <= cores), default=0)
-    times = measured.groupby(["optimizer", "workers", "repeat"])["value"].mean()
-    found = [
-        ratio
-        for label in measured["optimizer"].unique()
-        if {(label, 1), (label, most)} <= {*times.index.droplevel("repeat")}
-        and (ratio := paired_ratio(times[label, 1].to_dict(), times[label, most].to_dict()))
-    ]
+    by_label = [speedups(rows).get(most, {}) for _, rows in measured.groupby("optimizer")]
+    found = [ratio for ratios in by_label if (ratio := paired_ratio(ratios, dict.fromkeys(ratios, 1.0)))]
     if not found:
         return ""
     span = page.span(f"{value:.2f}" for value in sorted(ratio.value for ratio in found))

@@ -56,7 +56,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     note = "relative Frobenius error; lines: mean over layers and seeds; band: of MKOR's mean vector"
     text = caption(results, rows, note)
-    reading = "Lines: mean over layers and seeds; bands: of MKOR's mean vector."
+    reading = "Lines: mean over layers and seeds; bands: of MKOR's mean vector. Spans in the title: models."
     return page.save(figure, folder, "fig10_rank1_over_training", legend, text, _message(rows), reading, columns=2)
 
 
@@ -69,5 +69,5 @@ def _message(rows: pd.DataFrame) -> str:
         if {(side, "best"), (side, "mean")} <= {*means.index.droplevel("workload")}:
             best, mkor = (page.span(f"{error:.2f}" for error in sorted(means[side, of])) for of in ("best", "mean"))
             phrases.append(f"{name} {mkor} (best {best})")
-    start = f"Rank-1 error of MKOR's mean vector by model at iteration {rows['step'].max():,}:"
+    start = f"Rank-1 error of MKOR's mean vector at iteration {rows['step'].max():,}:"
     return f"{start} {', '.join(phrases)}" if phrases else ""
