@@ -56,7 +56,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     note = "relative Frobenius error; lines: mean over layers and seeds; band: of MKOR's mean vector"
     text = caption(results, rows, note)
-    reading = "Lines: mean over layers and seeds; bands: of MKOR's mean vector. Spans in the title: models."
+    reading = "Lines: mean over layers and seeds; bands: of MKOR's mean vector. Title: least and most of the models."
     return page.save(figure, folder, "fig10_rank1_over_training", legend, text, _message(rows), reading, columns=2)
 
 
