@@ -112,6 +112,7 @@ def _draw_measured(axes: Axes, measured: pd.DataFrame, cores: int) -> None:
     axes.set_yscale("log")
     axes.set_ylim(bottom=min(0.95, axes.get_ylim()[0]))  # no speedup, which is 1, is on the axis
     panels.plain_log_ticks(axes)
+    axes.minorticks_off()
     axes.set_xticks(range(len(workers)), [f"{number}" for number in workers])
     axes.grid(axis="x", visible=False)
     axes.set(xlim=(-0.5, len(workers) - 0.5), xlabel="workers", ylabel="speedup over one worker")
