@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -259,10 +259,39 @@ def test_every_linear_axis_has_three_ticks(drawn):
 def test_fig04_overlays_every_published_time(drawn):
     figure = drawn["fig04_inversion_frequency"]
     times = published("iteration_time_ms")
-    for axes, model in zip(figure.axes[:2], ("Autoencoder", "BERT-Large-Uncased"), strict=True):
+    for axes, model in zip(figure.axes[::2], ("Autoencoder", "BERT-Large-Uncased"), strict=True):
         hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
         values = sorted(value for line in hollow for value in ys(line))
         assert values == sorted(times.loc[times["model"] == model, "iteration_ms"])
+    kfac, mkor = (styles.style_of(label) for label in ("kaisa", "mkor"))
+    papers = [f"{look.short}, the paper's GPUs" for look in (kfac, mkor)]
+    assert legend_of(figure)[:4] == [kfac.name, mkor.name, *papers]
+
+
+def test_fig04_compares_losses_of_equal_memory_where_there_are_any(copied):
+    """KFAC with one decay for all periods remembers the fewest steps at period 1, which no period explains."""
+    rows = []
+    for label, period in product(("kaisa", "kaisa_equal_memory", "mkor_equal_memory"), (1, 10, 100)):
+        floor = 0.05 if label == "kaisa" else 0.02 if period == 1 else 0.01
+        about: dict[str, Any] = {"period": period, "steps": 400, "start": 0.2, "floor": floor}
+        of_label = run_rows("autoencoder_inversion", "autoencoder", label, range(6), **about)
+        for row in (*of_label[0], *of_label[1]):
+            row["inverse_update_period"] = period
+        rows.append(of_label)
+    write_experiment(copied, "autoencoder_inversion", rows)
+    for file in copied.glob("bert_inversion*"):
+        file.unlink()
+    times = iteration_times()
+    write_probe(copied, "iteration_time", times[times["workload"] == "autoencoder"])
+    figure = figure_of("fig04_inversion_frequency", Results(copied))
+    _, losses = figure.axes
+    assert losses.get_title() == "(b) equal memory in steps"
+    assert max(y for line in losses.lines for y in ys(line)) < 0.05
+    assert title_of(figure).startswith(
+        "Autoencoder data (Autoencoder), an update in every step ÷ one in 100: iteration"
+    )
+    assert "time KFAC 12.00, MKOR 1.20; last loss KFAC 1." in title_of(figure)
+    assert not any("equal memory" in name for name in legend_of(figure))
 
 
 def test_fig04_leaves_other_workloads_out_and_names_what_is_absent(copied):
@@ -270,12 +299,13 @@ def test_fig04_leaves_other_workloads_out_and_names_what_is_absent(copied):
     wide = times[times["workload"] == "autoencoder"].assign(workload="wide_autoencoder", iteration_ms=1e6)
     write_probe(copied, "iteration_time", pd.concat([times, wide]))
     figure = figure_of("fig04_inversion_frequency", Results(copied))
-    assert max(max(ys(line)) for axes in figure.axes[:2] for line in axes.lines) < 1e6
+    assert max(max(ys(line)) for axes in figure.axes[::2] for line in axes.lines) < 1e6
     for file in (copied / "probes" / "iteration_time.csv", *copied.glob("bert_inversion*")):
         file.unlink()
     figure = figure_of("fig04_inversion_frequency", Results(copied))
     assert "No results yet: probe iteration_time, bert_inversion." in caption_of(figure)
-    assert [panel.get_title() for panel in figure.axes] == ["Autoencoder data (Autoencoder)", ""]
+    titles = ["(a) Autoencoder data (Autoencoder)", "(b) one decay for all periods"]
+    assert [panel.get_title() for panel in figure.axes] == titles
 
 
 def test_fig13_pairs_each_method_with_its_base(results, drawn):

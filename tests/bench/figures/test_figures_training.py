@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tests.support.figures import (
+    below,
     caption_of,
     figure_of,
     is_inside,
@@ -99,6 +100,9 @@ def test_figure_1_has_the_exact_rule_and_says_that_there_are_others(drawn):
     for part in ("Rank-1 statistics", "One all-reduce", "Factor update", "Precondition", "Base optimizer", "$O(d^2)$"):
         assert part in found
     assert "figure 13 compares them" in caption_of(drawn["fig01_mkor_diagram"])
+    # Who sees the picture alone finds what its symbols mean.
+    shown = " ".join(below(drawn["fig01_mkor_diagram"]))
+    assert all(symbol in shown for symbol in ("J:", "D:", "f:", "γ:", "ε, ζ:"))
 
 
 # Figures 6, 11 and 12

@@ -111,7 +111,7 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "mkor_released_1000": MethodStyle("MKOR (released, 1,000 steps)", "#805F6F", "D", _DASHES["short dash"]),
     "mkor_published": MethodStyle("MKOR (published rule)", "#A40AF1", "^", _DASHES["dash-dot"]),
     "mkor_h": MethodStyle("MKOR-H", "#2F015F", "d", _DASHES["long dash"]),
-    "copy": MethodStyle("memory floor (copy)", "#9A9A9A", ".", _DASHES["sparse dots"]),
+    "copy": MethodStyle("copy of a d × d matrix", "#9A9A9A", ".", _DASHES["sparse dots"]),
 }
 _RUNGS: Final = {
     "one_vector": "mkor_one_vector",

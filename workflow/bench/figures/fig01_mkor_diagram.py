@@ -19,12 +19,16 @@ _COSTS: Final = 384.0
 _GAP: Final = 10.0
 _HEIGHTS: Final = (58.0, 50.0, 76.0, 58.0, 28.0)
 
-MESSAGE: Final = "A step of MKOR: two vectors a layer are averaged, and no matrix is inverted"
+MESSAGE: Final = "A step of MKOR averages two vectors a layer and inverts no matrix"
 CAPTION: Final = (
     "A diagram of the method's equations, without data. X: the inputs of a layer, n rows; G: the gradients at its "
-    "outputs; D: the gradient of its weights; J: the inverse factors, which start as I; f: the inverse update period, "
-    "10 in the paper. Costs are those of a layer with d inputs and d outputs. Stage 3 shows the exact rule, "
-    "Sherman-Morrison; the paper prints another rule, the released code runs a third, and figure 13 compares them."
+    "outputs. The inverse factors start as I; the paper's inverse update period is 10. Costs are those of a layer with "
+    "d inputs and d outputs. Stage 3 shows the exact rule, Sherman-Morrison; the paper prints another rule, the "
+    "released code runs a third, and figure 13 compares them."
+)
+READING: Final = (
+    "J: inverse factors; D: gradient of the weights; f: inverse update period; γ: decay; ε, ζ: the stabilizer's limit "
+    "and blend."
 )
 
 
@@ -54,7 +58,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     ):
         axes.plot([15, 11, 11, 15], [top - 1, top - 1, bottom + 1, bottom + 1], color=SOFT, linewidth=0.8)
         remark(axes, 5, (top + bottom) / 2, text, size=7, rotation=90)
-    return save(figure, folder, "fig01_mkor_diagram", [], CAPTION, MESSAGE)
+    return save(figure, folder, "fig01_mkor_diagram", [], CAPTION, MESSAGE, READING)
 
 
 def _statistics(axes: Axes, middle: float) -> None:

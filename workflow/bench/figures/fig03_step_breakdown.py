@@ -1,10 +1,9 @@
-"""Figure 3: the optimizer's part of a step by phase, on average and in a step that refreshes."""
+"""Figure 3: the optimizer's part of an average step by phase."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Final
 
 import pandas as pd
@@ -19,21 +18,18 @@ from workflow.bench.results.tables import Results
 PROBES = ("step_breakdown",)
 WORKLOADS: Final = ("bert", "resnet")
 PHASES: Final[Mapping[str, tuple[str, str]]] = {
-    "capture": ("#F0E442", ""),
+    "capture": ("#F0E442", "...."),
     "factor": ("#0072B2", "////"),
     "precondition": ("#79BFF0", "---"),
     "communication": ("#D55E00", "xxxx"),
-    "update": ("#DDDDDD", "...."),
+    "update": ("#DDDDDD", ""),
 }
-"""The optimizer's phases in the order of the stacked bars, each with its color and hatch."""
-REFERENCE: Final = ("forward", "backward")
-"""Phases that are the same for every optimizer; the figure gives their sum to the right of each bar."""
-STEPS: Final = {
-    "ms": "optimizer's part (ms)\nof an average step",
-    "refresh_ms": "optimizer's part (ms)\nof a step with an update",
-}
-"""Column of the probe, and the name of its axis."""
+"""The optimizer's phases in the order of the stacked bars, each with its color and hatch.
 
+The last one, on which the repeats' dots lie, has no hatch.
+"""
+REFERENCE: Final = ("forward", "backward")
+"""Phases of the model, which no bar has: each panel gives the least and the most of their sums."""
 _PERIOD: Final = 10
 """The inverse update period of the title's times."""
 BASE: Final = "base"
@@ -56,19 +52,14 @@ def bases(rows: pd.DataFrame) -> dict[str, str]:
     return by_workload if len(by_workload) == len(first_order) else {}
 
 
-def bars(rows: pd.DataFrame, column: str) -> list[PhaseBar]:
-    """Return the bars of one workload from top to bottom: by optimizer, period and number of workers.
-
-    A refreshing step takes equally long at any period, so it has one bar, at the period that was timed.
-    """
-    # A combined row stands for a period that was not run, and has no refreshing step of its own.
-    known = rows[rows[column].notna() & ((rows["estimate"] == "measured") | (column == "ms"))]
-    order = [BASE, *styles.in_order(known["optimizer"])]
-    keys: list[PhaseBar] = list(known[_KEYS].drop_duplicates().itertuples(index=False, name=None))
+def bars(rows: pd.DataFrame) -> list[PhaseBar]:
+    """Return the bars of one workload from top to bottom: by optimizer, period and number of workers."""
+    order = [BASE, *styles.in_order(rows["optimizer"])]
+    keys: list[PhaseBar] = list(rows[_KEYS].drop_duplicates().itertuples(index=False, name=None))
     return sorted(keys, key=lambda bar: (order.index(bar[0]), *bar[1:]))
 
 
-def _draw(axes: Axes, rows: pd.DataFrame, column: str, shown: Sequence[PhaseBar]) -> None:
+def _draw(axes: Axes, rows: pd.DataFrame, shown: Sequence[PhaseBar]) -> None:
     """Draw the horizontal stacked bars of one workload, those of one optimizer and period next to each other."""
     places: list[float] = []
     for index, bar in enumerate(shown):
@@ -79,45 +70,46 @@ def _draw(axes: Axes, rows: pd.DataFrame, column: str, shown: Sequence[PhaseBar]
         if chosen.empty:
             panels.annotate(axes, "not measured", (0.02, places[-1]), panels.ROW_AT_EDGE)
         else:
-            _draw_bar(axes, chosen, column, places[-1])
+            _draw_bar(axes, chosen, places[-1])
     axes.set_ylim(max(places, default=0.0) + 0.7, -0.7)
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)
     axes.locator_params(axis="x", nbins=4)
     axes.set_yticks(places, [f"{workers:g}" for *_, workers in shown], fontsize=6)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(STEPS[column])
+    axes.set_xlabel("optimizer's part of a step (ms)")
 
 
-def _draw_bar(axes: Axes, rows: pd.DataFrame, column: str, place: float) -> None:
-    """Draw one stacked bar, its repeats as dots, and forward and backward as a number at the right."""
+def _draw_bar(axes: Axes, rows: pd.DataFrame, place: float) -> None:
+    """Draw one stacked bar, and its repeats as dots."""
     left = 0.0
     for phase, (color, hatch) in PHASES.items():
-        width = float(rows.loc[rows["phase"] == phase, column].mean())
+        width = float(rows.loc[rows["phase"] == phase, "ms"].mean())
         axes.barh(place, width, 0.86, left=left, color=color, hatch=hatch, **_EDGE)
         left += width
-    sums, reference = (
-        rows[rows["phase"].isin(phases)].groupby("repeat")[column].sum().tolist() for phases in (PHASES, REFERENCE)
-    )
+    sums = _sums(rows, PHASES, ["repeat"]).tolist()
     axes.plot(sums, [place] * len(sums), "o", color="#000000", markersize=2, markeredgewidth=0)
-    ms = fmean(reference)  # a number and not a bar: it is long, and the same for every optimizer
-    text = f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}"
-    panels.annotate(axes, text, (1.14, place), panels.ROW_AT_EDGE, **_BESIDE)
+
+
+def _sums(rows: pd.DataFrame, phases: Collection[str], keys: Sequence[str], column: str = "ms") -> pd.Series:
+    """Return the sums of some phases by ``keys``; NaN where no phase has a time."""
+    return rows[rows["phase"].isin(phases)].groupby(list(keys))[column].sum(min_count=1)
 
 
 def _label(axes: Axes, shown: Sequence[PhaseBar], base_name: str) -> None:
-    """Write optimizers and periods to the left of the numbers of workers."""
+    """Write optimizers and periods to the left of the numbers of workers; a method without a period always updates."""
     places: dict[str, list[float]] = {}
     for (optimizer, period, _), place in zip(shown, axes.get_yticks(), strict=True):
-        name = base_name if optimizer == BASE else styles.style_of(optimizer).name
-        places.setdefault(name + (f", every {period:g}" if period else ""), []).append(place)
+        every = f"every {period:g}" if period else "every step"
+        name = base_name if optimizer == BASE else f"{styles.style_of(optimizer).name}, {every}"
+        places.setdefault(name, []).append(place)
     for name, group in places.items():
         at = (0, sum(group) / len(group))
         panels.annotate(axes, name, at, panels.ROW_AT_EDGE, xytext=(-13, 0), ha="right", fontsize=7)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the optimizer's phases of the average and of the refreshing step, by workload and number of workers."""
+    """Draw the optimizer's phases of the average step, by workload and number of workers."""
     rows = results.some_rows("step_breakdown")
     names = [name for name in WORKLOADS if name in set(rows["workload"])] or page.probed_workloads(rows)
     shown = rows[rows["workload"].isin(names)]
@@ -126,18 +118,17 @@ def make(results: Results, folder: Path) -> list[Path]:
     is_base = shown["optimizer"] == shown["workload"].map(base)
     periods = shown["inverse_update_period"].fillna(0)
     shown = shown.assign(optimizer=shown["optimizer"].mask(is_base, BASE), period=periods)
-    by_column = {column: drawn for column in STEPS if (drawn := bars(shown, column))}
-    sizes = [len(drawn) + 2 for drawn in by_column.values()]
-    height = 0.3 + 0.16 * sum(sizes)
-    figure, axes = page.new_figure(len(by_column), len(names), height=height, height_ratios=sizes, sharey="row")
-    for row, (column, drawn) in zip(axes, by_column.items(), strict=True):
-        for panel, workload in zip(row, names, strict=True):
-            _draw(panel, shown[shown["workload"] == workload], column, drawn)
-        _label(row[0], drawn, base_name)
-    for panel, workload in zip(axes[0], names, strict=True):
-        panel.set_title(styles.workload_name(workload))
-        panels.annotate(panel, "forward +\nbackward (ms)", (1.14, 1.01), va="bottom", **_BESIDE)
-        panels.annotate(panel, "workers", (0, 1.01), xytext=(-2, 0), va="bottom", **_BESIDE)
+    drawn = bars(shown)
+    figure, (axes,) = page.new_figure(1, len(names), height=0.6 + 0.155 * len(drawn), sharey=True)
+    for panel, workload in zip(axes, names, strict=True):
+        of_panel = shown[shown["workload"] == workload]
+        _draw(panel, of_panel, drawn)
+        panel.set_title(styles.workload_name(workload), loc="left")
+        passes = _sums(of_panel, REFERENCE, [*_KEYS, "repeat"]).groupby(_KEYS).mean()
+        text = f"not drawn: forward + backward,\n{page.span(f'{ms:.0f}' for ms in (passes.min(), passes.max()))} ms"
+        panels.annotate(panel, text, (1, 1.02), va="bottom", **_BESIDE)
+    panels.annotate(axes[0], "workers", (0, 1.01), xytext=(-2, 0), va="bottom", **_BESIDE)
+    _label(axes[0], drawn, base_name)
     legend = [
         *(Patch(facecolor=color, hatch=hatch, label=phase, **_EDGE) for phase, (color, hatch) in PHASES.items()),
         page.guide_entry("one repeat", color="#000000", marker="o", markersize=3, linestyle="none"),
@@ -153,25 +144,46 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 def _message(shown: pd.DataFrame, names: Sequence[str]) -> str:
     """Return the title: the optimizer's part of the average step of KFAC and of MKOR on one worker, by workload."""
-    chosen = shown[shown["phase"].isin(PHASES) & (shown["workers"] == shown["workers"].min())]
-    chosen = chosen[chosen["period"].isin((0, _PERIOD))]
-    took = chosen.groupby(["workload", "optimizer", "repeat"])["ms"].sum().groupby(["workload", "optimizer"]).mean()
+    chosen = shown[(shown["workers"] == 1) & shown["period"].eq(_PERIOD)]
+    took = _sums(chosen, PHASES, ["workload", "optimizer", "repeat"]).groupby(["workload", "optimizer"]).mean()
     phrases = [
-        f"{took[name, 'kaisa']:.1f} and MKOR {took[name, 'mkor']:.1f} ms of a step ({styles.workload_name(name)})"
+        f"KFAC {took[name, 'kaisa']:.1f}, MKOR {took[name, 'mkor']:.1f} ms ({styles.workload_name(name)})"
         for name in names
         if (name, "kaisa") in took.index and (name, "mkor") in took.index
     ]
-    return f"With an update in every {_PERIOD} steps KFAC takes {', '.join(phrases)}" if phrases else ""
+    start = f"Optimizer's part of a step on one worker, with one update in {_PERIOD}:"
+    return f"{start} {'; '.join(phrases)}" if phrases else ""
 
 
 def _notes(shown: pd.DataFrame, base_name: str) -> list[str]:
-    """Return the sentences of the caption on bars, dots and numbers."""
+    """Return the sentences of the caption on bars, dots and the passes."""
     notes = [f"{base_name}: the base optimizers alone, each in its own panel"] if base_name else []
     notes += [
-        "workers: processes that share each batch; forward + backward: with the exchange of gradients, the same for "
-        "every optimizer",
+        "workers: processes that share each batch; forward + backward: with the exchange of gradients, means of the "
+        "bars' repeats",
         f"bars: mean of {shown['repeat'].nunique()} repeats and of the ranks; dots: the sum in each repeat",
     ]
+    measured = shown[shown["estimate"] == "measured"]
+    passes = {
+        column: _sums(measured, REFERENCE, ["workload", *_KEYS, "repeat"], column)
+        for column in ("refresh_ms", "other_ms")
+    }
+    # The passes do the same work in both: what differs is the effect of capture beyond its hooks' time, and noise.
+    longer = (passes["refresh_ms"] / passes["other_ms"]).groupby(["workload", *_KEYS]).mean().dropna()
+    if len(longer):
+        span = page.span(f"{ratio:.2f}" for ratio in (longer.min(), longer.max()))
+        notes.append(
+            f"forward + backward of a step with an update take {span} times as long as those of the others, although "
+            "the time of the hooks counts as capture"
+        )
+    updates = _sums(measured[measured["workers"] == 1], PHASES, ["workload", "optimizer", "repeat"], "refresh_ms")
+    means = updates.groupby(["workload", "optimizer"]).mean().dropna()
+    if len(means):
+        texts = [
+            f"{styles.workload_name(str(workload))} {styles.style_of(str(label)).short} {ms:.1f}"
+            for workload, label, ms in means.reset_index().itertuples(index=False, name=None)
+        ]
+        notes.append(f"optimizer's part of a step with an update on one worker, in ms: {', '.join(texts)}")
     combined = shown.loc[shown["estimate"] == "combined", "inverse_update_period"].dropna().unique()
     if len(combined):
         periods = ", ".join(f"{period:g}" for period in sorted(combined))

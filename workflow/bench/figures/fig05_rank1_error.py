@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.styles import MethodStyle
+from workflow.bench.analysis.wording import in_words
 from workflow.bench.figures import _page as page
 from workflow.bench.results.tables import Results
 
@@ -76,7 +77,8 @@ def message(rows: pd.DataFrame) -> str:
         for side, name in SIDES.items()
         if side in medians.index
     ]
-    return f"Median error of MKOR's rank-1 matrix by model: {', '.join(phrases)}" if phrases else ""
+    models = in_words([styles.workload_name(name) for name in page.probed_workloads(rows)])
+    return f"{models}: median error of MKOR's rank-1 matrix of {', of '.join(phrases)}" if phrases else ""
 
 
 def caption(results: Results, rows: pd.DataFrame, note: str) -> str:

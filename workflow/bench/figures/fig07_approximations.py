@@ -16,17 +16,18 @@ _PANEL: Final = (190.0, 129.0)  # width and height
 _SIDE: Final = 60.0  # of a Fisher matrix
 _BLOCKS: Final = (0.25, 0.4, 0.35)  # shares of the layers in the side of a Fisher matrix
 
-MESSAGE: Final = "Four approximations of the Fisher matrix: MKOR alone updates inverses and inverts nothing"
+MESSAGE: Final = "The Fisher matrix and three approximations: MKOR alone updates inverses and inverts nothing"
 CAPTION: Final = (
     "A diagram of the methods' equations, without data. F: the Fisher matrix of all p parameters. A layer has d "
-    "inputs, d outputs, and n rows of inputs X and of gradients G. A, C: their second moments; a, g: their means; U: "
-    "the gradients of single examples as columns; J: inverse factors. Costs are those of one inversion or update of "
-    "one layer, and for NGD of the whole model."
+    "inputs, d outputs, and n rows of inputs X and of gradients G. A, C: their second moments; U: the gradients of "
+    "single examples as columns. J stands for each inverse factor, updated with its v by the exact rule of figure 1. "
+    "Costs are those of one inversion or update of one layer, and for NGD of the whole model."
 )
+READING: Final = "D: gradient of a layer; λ: damping; a, g: means of X and of G; J: inverse factors; c, γ: numbers."
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the four approximations side by side; needs no results."""
+    """Draw the four methods side by side; needs no results."""
     del results
     figure, axes = canvas(_HEIGHT)
     width, height = _PANEL
@@ -38,7 +39,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         write(axes, left, top - 100, formula, ha="left")
         remark(axes, left, top - 118, cost, ha="left")
         draw(axes, left, top)
-    return save(figure, folder, "fig07_approximations", [], CAPTION, MESSAGE)
+    return save(figure, folder, "fig07_approximations", [], CAPTION, MESSAGE, READING)
 
 
 def _block(axes: Axes, left: float, top: float, name: str) -> float:
@@ -84,8 +85,8 @@ def _mkor(axes: Axes, left: float, top: float) -> None:
     y = _block(axes, left, top, "$F_\\ell^{-1}$")
     write(axes, left + 130, y, "$\\otimes$", size=9)
     for at, side, fill, factor, update in (
-        (left + 92, 30, INPUTS, "$J_R$", "$a a^\\mathrm{T}$"),
-        (left + 139, 22, OUTPUTS, "$J_L$", "$g g^\\mathrm{T}$"),
+        (left + 92, 30, INPUTS, "$J_R$", "$v = a$"),
+        (left + 139, 22, OUTPUTS, "$J_L$", "$v = g$"),
     ):
         matrix(axes, at, y - side / 2, side, side, fill, factor)
         matrix(axes, at, y - 34, 3, 15, fill)
@@ -116,7 +117,7 @@ _METHODS: Final = (
     (
         _mkor,
         "MKOR: rank-1 updates of the inverses",
-        "$J_R^{-1} \\leftarrow \\gamma J_R^{-1} + (1-\\gamma)\\, a a^\\mathrm{T}$;  $V = J_L\\, D\\, J_R$",
+        "$J \\leftarrow \\frac{1}{\\gamma}\\, J - c\\, (Jv)(Jv)^\\mathrm{T}$;  $V = J_L\\, D\\, J_R$",
         "memory $O(d^2)$, update $O(d^2)$, no damping",
     ),
 )

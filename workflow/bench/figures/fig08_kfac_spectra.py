@@ -23,38 +23,41 @@ FACTORS: Final = {
     "batch": MethodStyle("one batch alone", "#E69F00", "s", (0, (2.5, 1))),
 }
 QUANTITIES: Final = {
-    "condition_number": "condition number",
+    "limit_share": "condition number ÷\nfloat32's limit",
     "largest": "largest\neigenvalue",
     "smallest": "smallest\neigenvalue",
 }
-"""Columns of the probe, and the names of their axes."""
-_SHOWN: Final = ("condition_number",)
-_LIMITS: Final = {"smallest": "resolution", "condition_number": "limit"}
-"""The column that limits what float32 resolves of a quantity."""
+"""Columns of `resolved`, and the names of their axes."""
+_SHOWN: Final = ("limit_share",)
+_AT_MOST: Final[Any] = {
+    "marker": "v",
+    "markersize": 4,
+    "markerfacecolor": "white",
+    "markeredgewidth": 0.7,
+    "zorder": 1.9,
+}
+"""The marker of an eigenvalue that lies at most where it is drawn."""
 _NOTE: Final = (
-    "Right factors (of activations), without damping; thin lines: layers, thick lines: their median; no eigenvalue of "
-    "a running factor is below the remaining weight of the identity, from which it starts; what float32 does not "
-    "resolve is drawn at its layer's limit, and gray is what it resolves in no layer"
+    "Right factors (of activations), without damping; thin lines: layers, thick lines: their median; float32 resolves "
+    "no eigenvalue below d times its rounding unit times the largest one, so that the limit of the condition number of "
+    "a layer of d inputs is the inverse of d times that unit: what lies beyond is singular, and drawn at the limit; no "
+    "eigenvalue of a running factor is below the remaining weight of the identity, from which it starts"
 )
 
 
 def resolved(rows: pd.DataFrame) -> pd.DataFrame:
-    """Limit values to those that float32 resolves, and add the columns ``limit`` and ``unresolved``.
+    """Limit eigenvalues to those that float32 resolves, and add the columns ``unresolved`` and ``limit_share``.
 
-    No eigenvalue is below the resolution, and no condition number above ``limit``, the largest one that float32
-    resolves. ``unresolved`` marks the rows that were outside.
+    ``unresolved`` marks the rows whose smallest eigenvalue was below the resolution. ``limit_share`` is the condition
+    number over the largest one that float32 resolves in a factor of that size: 1 means singular.
     """
-    limit = rows["largest"] / rows["resolution"]
-    return rows.assign(
-        unresolved=rows["smallest"] < rows["resolution"],
-        smallest=np.maximum(rows["smallest"], rows["resolution"]),
-        condition_number=np.minimum(rows["condition_number"], limit),
-        limit=limit,
-    )
+    smallest = np.maximum(rows["smallest"], rows["resolution"])
+    unresolved = rows["smallest"] < rows["resolution"]
+    return rows.assign(unresolved=unresolved, smallest=smallest, limit_share=rows["resolution"] / smallest)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the condition number over iterations, by workload and kind of factor."""
+    """Draw the condition number's share of float32's limit over iterations, by workload and kind of factor."""
     return draw(results, folder, "fig08_kfac_spectra", _SHOWN, height=2.2)
 
 
@@ -74,16 +77,17 @@ def draw(results: Results, folder: Path, name: str, shown: Sequence[str], height
         # Not before the curves are drawn: on a logarithmic axis seaborn takes the medians of logarithms.
         panel.set_yscale("log")
         panels.decade_ticks(panel.yaxis)
-    for column, workload in zip(axes.T, names, strict=True):
-        for panel, quantity in zip(column, shown, strict=True):
-            if quantity in _LIMITS:
-                _shade_unresolved(panel, rows[rows["workload"] == workload], quantity)
     trained = ", ".join(styles.style_of(label).name for label in styles.in_order(rows["optimizer"]))
     singular = rows.groupby("factor")["unresolved"].agg(["sum", "size"]).reindex(list(FACTORS), fill_value=0)
     counts = ", ".join(f"{unresolved} of {number} {factor}" for factor, unresolved, number in singular.itertuples())
     notes = [_NOTE, f"trained with {trained}; singular in float32: {counts} factors"]
-    legend = [*map(page.line_entry, FACTORS.values()), page.band_entry("not resolved by float32")]
+    legend = [*map(page.line_entry, FACTORS.values())]
+    if "limit_share" in shown:
+        legend.append(page.guide_entry("singular in float32", linewidth=0.8))
     if "smallest" in shown:
+        legend.append(
+            page.guide_entry("a layer's, at most: float32 resolves no smaller one", linestyle="none", **_AT_MOST)
+        )
         look = {"color": "#000000", "linestyle": page.MODEL_LINE}
         legend.append(page.guide_entry("remaining weight of the identity", **look))
     message = _message(rows) if tuple(shown) == _SHOWN else ""
@@ -93,34 +97,36 @@ def draw(results: Results, folder: Path, name: str, shown: Sequence[str], height
 
 
 def _message(rows: pd.DataFrame) -> str:
-    """Return the title: by model how many of single batches' factors are singular in float32."""
-    batch = rows[rows["factor"] == "batch"]
+    """Return the title: by model how many of KFAC's factors are singular in float32 at the last iteration."""
+    last = rows[(rows["factor"] == "running") & (rows["step"] == rows["step"].max())]
     phrases = []
-    for workload in page.probed_workloads(batch):
-        is_singular = batch.loc[batch["workload"] == workload, "unresolved"]
+    for workload in page.probed_workloads(last):
+        is_singular = last.loc[last["workload"] == workload, "unresolved"]
         phrases.append(f"{int(is_singular.sum())} of {len(is_singular)} ({styles.workload_name(workload)})")
-    return f"Of the factors of single batches {', '.join(phrases)} are singular in float32" if phrases else ""
+    start = f"Factors of KFAC that are singular in float32 after {rows['step'].max():,} iterations:"
+    return f"{start} {', '.join(phrases)}" if phrases else ""
 
 
 def _draw_workload(column: Sequence[Axes], rows: pd.DataFrame, workload: str, shown: Sequence[str]) -> None:
-    """Draw the quantities of one workload, and the remaining weight of the identity."""
+    """Draw the quantities of one workload, with float32's limit, and the remaining weight of the identity."""
     column[0].set_title(f"{styles.workload_name(workload)}, {rows['layer'].nunique()} layers")
     for panel, quantity in zip(column, shown, strict=True):
         _draw(panel, rows, quantity)
+        if quantity == "limit_share":
+            panel.axhline(1, color=page.GUIDE, linewidth=0.8, zorder=1)
         if quantity == "smallest":
+            for factor, at_most in rows[rows["unresolved"]].groupby("factor"):
+                look: dict[str, Any] = {
+                    "color": FACTORS[str(factor)].color,
+                    "linestyle": "none",
+                    "alpha": 0.8,
+                    **_AT_MOST,
+                }
+                panel.plot(at_most["step"], at_most["smallest"], **look)
             weight = rows[rows["factor"] == "running"].groupby("step")["start_weight"].first()
             panel.plot(weight.index, weight, color="#000000", linestyle=page.MODEL_LINE, linewidth=1.0)
         panel.set(xlabel="iteration", ylabel="")
         panel.label_outer()
-
-
-def _shade_unresolved(axes: Axes, rows: pd.DataFrame, quantity: str) -> None:
-    """Shade what float32 resolves in no layer, to the panel's edge, whose limits must be set before."""
-    low, high = axes.get_ylim()
-    limits = rows.groupby("step")[_LIMITS[quantity]].agg(["min", "max"])
-    ends = (low, limits["min"]) if quantity == "smallest" else (limits["max"], high)
-    axes.fill_between(limits.index, *ends, color="#999999", alpha=0.3, linewidth=0, zorder=0)
-    axes.set_ylim(low, high)
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, quantity: str) -> None:

@@ -3,59 +3,71 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
+from workflow.bench.analysis.styles import MethodStyle
 from workflow.bench.figures import _page as page
-from workflow.bench.figures.fig05_rank1_error import APPROXIMATIONS, SIDES, caption
+from workflow.bench.figures.fig05_rank1_error import SIDES, caption
 from workflow.bench.results.tables import Results
 
 PROBES = ("rank1_error",)
+_DASHES: Final[Any] = (0, (2.5, 1))
+LINES: Final = {
+    ("activation", "mean"): MethodStyle("activations, MKOR's mean vector", "#0072B2", "o", _DASHES),
+    ("activation", "best"): MethodStyle("activations, best rank-1 matrix", "#0072B2", "s", "-"),
+    ("gradient", "mean"): MethodStyle("gradients, MKOR's mean vector", "#D55E00", "^", _DASHES),
+    ("gradient", "best"): MethodStyle("gradients, best rank-1 matrix", "#D55E00", "D", "-"),
+}
+"""Side and approximation of each line, and its look: a color a side, dashes for what MKOR uses."""
 
 
 def _draw(axes: Axes, errors: pd.DataFrame) -> None:
-    """Draw the mean error of each approximation, its quartiles as a band, and each seed's mean as a thin line."""
-    looks: dict[str, Any] = {**page.seaborn_looks(APPROXIMATIONS), "legend": False, "ax": axes}
-    lines: dict[str, Any] = {"x": "step", "y": "error", "hue": "approximation", "style": "approximation"}
-    band: dict[str, Any] = {"errorbar": ("pi", 50), "err_kws": {"alpha": 0.14, "linewidth": 0}}
-    sns.lineplot(errors, **lines, **looks, estimator="mean", **band, markersize=5, markeredgewidth=0.4)
-    if errors["seed"].nunique() > 1:
-        by_seed = errors.groupby(["approximation", "seed", "step"], as_index=False)["error"].mean()
-        thin = looks | {"markers": False, "dashes": False}
-        sns.lineplot(by_seed, **lines, **thin, units="seed", estimator=None, linewidth=0.5, alpha=0.8)
+    """Draw the mean error of each side and approximation, and the quartiles of MKOR's as a band."""
+    for (side, approximation), look in LINES.items():
+        chosen = errors[(errors["side"] == side) & (errors["approximation"] == approximation)]
+        band: dict[str, Any] = {"errorbar": None}
+        if approximation == "mean":
+            band = {"errorbar": ("pi", 50), "err_kws": {"alpha": 0.14, "linewidth": 0}}
+        line: dict[str, Any] = {"color": look.color, "marker": look.marker, "linestyle": look.line, "markersize": 5}
+        sns.lineplot(chosen, x="step", y="error", estimator="mean", markeredgewidth=0.4, ax=axes, **line, **band)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the mean error over iterations by workload (columns) and side (rows)."""
+    """Draw the mean error over iterations by workload."""
     rows = results.some_rows("rank1_error")
     names = page.probed_workloads(rows)
-    figure, axes = page.new_figure(len(SIDES), len(names), height=3.6, sharex="col", sharey=True)
-    for panels, workload in zip(axes.T, names, strict=True):
-        panels[0].set_title(styles.workload_name(workload))
-        for panel, (side, name) in zip(panels, SIDES.items(), strict=True):
-            _draw(panel, rows[(rows["workload"] == workload) & (rows["side"] == side)])
-            panel.set(xlabel="iteration", ylabel=f"error, {name}")
-            panel.label_outer()
-    axes[0, 0].set_ylim(-0.04, 1.06 * max(1.0, float(rows["error"].max())))
-    legend = [page.line_entry(look) for look in APPROXIMATIONS.values()]
-    legend.append(page.band_entry("quartiles of layers and seeds"))
-    if rows["seed"].nunique() > 1:
-        legend.append(page.guide_entry("mean of one seed", linewidth=0.5))
-    text = caption(results, rows, "relative Frobenius error; lines: mean over layers and seeds")
-    reading = "Lines: mean over layers and seeds; 1: no better than nothing."
+    figure, (axes,) = page.new_figure(1, len(names), height=2.4, sharey=True)
+    for panel, workload in zip(axes, names, strict=True):
+        panel.set_title(styles.workload_name(workload))
+        _draw(panel, rows[rows["workload"] == workload])
+        panel.axhline(1, color=page.GUIDE, linewidth=0.7, zorder=1)
+        panel.set(xlabel="iteration", ylabel="relative error")
+        panel.label_outer()
+    axes[0].set_ylim(-0.04, 1.06 * max(1.0, float(rows["error"].max())))
+    legend = [page.line_entry(look) for look in LINES.values()]
+    legend += [
+        page.band_entry("quartiles of layers and seeds"),
+        page.guide_entry("error of the zero matrix", linewidth=0.7),
+    ]
+    note = "relative Frobenius error; lines: mean over layers and seeds; band: of MKOR's mean vector"
+    text = caption(results, rows, note)
+    reading = "Lines: mean over layers and seeds; bands: of MKOR's mean vector. Title: least and most of the models."
     return page.save(figure, folder, "fig10_rank1_over_training", legend, text, _message(rows), reading, columns=2)
 
 
 def _message(rows: pd.DataFrame) -> str:
-    """Return the title: the mean error of activations' mean vector at the first and the last iteration, by model."""
-    chosen = rows[(rows["approximation"] == "mean") & (rows["side"] == "activation")]
+    """Return the title: by side the least and the most of the models' mean error, of MKOR's and of the best matrix."""
+    last = rows[rows["step"] == rows["step"].max()]
+    means = last.groupby(["side", "approximation", "workload"])["error"].mean()
     phrases = []
-    for workload in page.probed_workloads(chosen):
-        by_step = chosen[chosen["workload"] == workload].groupby("step")["error"].mean()
-        phrases.append(f"{by_step.iloc[0]:.2f} to {by_step.iloc[-1]:.2f} ({styles.workload_name(workload)})")
-    start = "Error of MKOR's rank-1 matrix of activations, first and last iteration:"
+    for side, name in SIDES.items():
+        if {(side, "best"), (side, "mean")} <= {*means.index.droplevel("workload")}:
+            best, mkor = (page.span(f"{error:.2f}" for error in sorted(means[side, of])) for of in ("best", "mean"))
+            phrases.append(f"{name} {mkor} (best {best})")
+    start = f"Rank-1 error of MKOR's mean vector at iteration {rows['step'].max():,}:"
     return f"{start} {', '.join(phrases)}" if phrases else ""

@@ -21,13 +21,13 @@ PARTS: Final = {"factor": "factor update", "precondition": "preconditioning"}
 FLOOR: Final = "floor"
 _NAMED: Final = ("kaisa", "mkor")
 _PERIOD: Final = 10
-"""The inverse update period of the title's work of a step."""
+"""The inverse update period of the caption's work of a step."""
 _APART: Final = 0.055
 """The least distance of two exponents, as a share of the panel's height."""
 
 
 def _name_slopes(axes: Axes, rows: pd.DataFrame) -> None:
-    """Write the exponent of each label's fitted power law to the right of its last point, without overlap."""
+    """Write each label's exponent, with its marker, to the right of its last point, without overlap."""
     low, high = np.log10(axes.get_ylim())
     lowest = -1.0
     ends = {str(label): float(mean_by_width(times).iloc[-1]) for label, times in rows.groupby("optimizer")}
@@ -37,8 +37,10 @@ def _name_slopes(axes: Axes, rows: pd.DataFrame) -> None:
         if law is None:
             continue
         lowest = max((np.log10(ends[label]) - low) / (high - low), lowest + _APART)
-        look: dict[str, Any] = {"fontsize": 7, "color": styles.style_of(label).color}
-        panels.annotate(axes, f"$d^{{{law.exponent:.2f}}}$", (1, lowest), xytext=(3, 0), **look)
+        look = styles.style_of(label)
+        marked: dict[str, Any] = {"marker": look.marker, "color": look.color, "linestyle": "none"}
+        axes.plot(1.04, lowest, transform=axes.transAxes, clip_on=False, **marked)
+        panels.annotate(axes, f"$d^{{{law.exponent:.2f}}}$", (1.04, lowest), xytext=(5, 0), fontsize=7)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -68,35 +70,52 @@ def make(results: Results, folder: Path) -> list[Path]:
         "the power law in the width d, fitted to the means of all widths. A curve that bends follows none: at small "
         "widths fixed costs are measured, and a matrix that outgrows the caches costs more for each entry",
         "factor update: one factor of width d, without the capture of its rows; preconditioning: a gradient [d, d] "
-        "with the factors of both sides; memory floor: a float32 matrix [d, d] copied into another",
+        "with the factors of both sides; copy: of a float32 matrix [d, d], a floor of methods that update one",
+        *_on_a_step(rows),
     ]
     if once := _timed_once(rows):
         notes.append(f"timed only once, because slow: {once}")
     text = page.footer(results, rows, notes=notes)
-    reading = "Right of the curves: exponent of the width, fitted to all widths; C11 takes the wider half."
+    reading = "Beside the curves: power of the width, fitted to all widths."
     return page.save(figure, folder, "fig14_cost_scaling", legend, text, _message(rows), reading, columns=2)
 
 
-def _message(rows: pd.DataFrame) -> str:
-    """Return the title: KFAC's times over MKOR's at the largest width, of a factor update and of its part of a step."""
-    parts = {
-        (label, part): rows[rows["optimizer"].eq(label) & rows["part"].eq(part)] for label in _NAMED for part in PARTS
+def _at_the_largest_width(rows: pd.DataFrame) -> tuple[int, dict[str, dict[str, float]]]:
+    """Return the largest width at which KFAC and MKOR have both parts, and their mean times by part and label.
+
+    Width 0, and no times, if there is none.
+    """
+    means = {
+        (part, label): mean_by_width(rows[rows["optimizer"].eq(label) & rows["part"].eq(part)])
+        for part in PARTS
+        for label in _NAMED
     }
-    if any(of_part.empty for of_part in parts.values()):
+    width = max(set.intersection(*({*mean.index} for mean in means.values())), default=0)
+    if not width:
+        return 0, {}
+    return width, {part: {label: float(means[part, label][width]) for label in _NAMED} for part in PARTS}
+
+
+def _message(rows: pd.DataFrame) -> str:
+    """Return the title: KFAC's times over MKOR's at the largest width, by part."""
+    width, ms = _at_the_largest_width(rows)
+    if not width:
         return ""
-    means = {key: mean_by_width(of_part) for key, of_part in parts.items()}
-    shared = set.intersection(*({*mean.index} for mean in means.values()))
-    if not shared:
-        return ""
-    width = max(shared)
-    update = {label: float(means[label, "factor"][width]) for label in _NAMED}
+    update, precondition = (ms[part]["kaisa"] / ms[part]["mkor"] for part in PARTS)
+    start = f"At width {width:,} KFAC takes {update:,.0f} times as long as MKOR to update a factor"
+    return f"{start}, and {number(precondition, 2)} times to precondition"
+
+
+def _on_a_step(rows: pd.DataFrame) -> list[str]:
+    """Return the caption's sentence on KFAC's work of a mean step over MKOR's, if there are times of both."""
+    width, ms = _at_the_largest_width(rows)
+    if not width:
+        return []
     # A layer has two factors, updated in one of so many steps, and is preconditioned in all of them.
-    always = {label: float(means[label, "precondition"][width]) for label in _NAMED}
-    step = {label: cycle_mean(2 * update[label] + always[label], always[label], _PERIOD) for label in _NAMED}
-    kfac, mkor = _NAMED
-    times = f"{update[kfac] / update[mkor]:,.0f} times as long as MKOR's"
-    whole = f"and its part of a step, with one update in {_PERIOD}, {number(step[kfac] / step[mkor], 2)} times"
-    return f"At width {width:,} a factor update of KFAC takes {times}, {whole}"
+    always, update = ms["precondition"], ms["factor"]
+    kfac, mkor = (cycle_mean(2 * update[label] + always[label], always[label], _PERIOD) for label in _NAMED)
+    ratio = number(kfac / mkor, 2)
+    return [f"with both factors updated in one of {_PERIOD} steps, KFAC's work on a step is {ratio} times MKOR's"]
 
 
 def _timed_once(rows: pd.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""Figure 15 (ours): bytes sent in a factor update, over the width of a layer and over workers."""
+"""Figure 15 (ours): bytes sent in a factor update over the width of a layer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from workflow.bench.figures import _panels as panels
 from workflow.bench.results.tables import Results
 
 PROBES = ("communication",)
-_LARGEST: Final = 5.5
-"""The size of a marker that no other one covers."""
+_METHODS: Final = ("kaisa", "hylo", "eva", "mkor")
+"""The methods drawn; table 1 of the site has the bytes of their variants."""
+_MARKER: Final = 5.5
+_HOLLOW: Final[Any] = {"markersize": _MARKER + 2, "markerfacecolor": "none", "markeredgewidth": 0.9}
+_HALF_PRECISION: Final = "mkor_bfloat16"
+"""The label that sends numbers as Table 1 counts MKOR's."""
 
 
 def of_update(rows: pd.DataFrame) -> pd.DataFrame:
@@ -32,28 +36,29 @@ def of_update(rows: pd.DataFrame) -> pd.DataFrame:
     return most.merge(paper, on=keys)
 
 
-def _draw(axes: Axes, sent: pd.DataFrame, over: str) -> None:
-    """Draw measured values as markers, the formula as dashed lines and the paper's as hollow markers over a column."""
-    values = sorted(sent[over].unique())
-    drawn: list[float] = []
+def _draw(axes: Axes, sent: pd.DataFrame) -> None:
+    """Draw measured values as markers, the formula as dashed lines and the paper's as hollow markers over the width."""
+    widths = sorted(sent["dimension"].unique())
     for label in styles.in_order(sent["optimizer"]):
-        look, rows = styles.style_of(label), sent[sent["optimizer"] == label].sort_values(over)
-        axes.plot(rows[over], rows["predicted_bytes"], color=look.color, linestyle=page.MODEL_LINE, linewidth=0.8)
-        # Methods that send the same get smaller markers one after another, or one would hide the others.
-        most = float(rows["bytes"].max())
-        size = _LARGEST - 1.7 * min(sum(abs(most - other) < 0.1 * most for other in drawn), 2)
-        drawn.append(most)
-        axes.plot(rows[over], rows["bytes"], color=look.color, linestyle="none", marker=look.marker, markersize=size)
-        hollow: dict[str, Any] = {"markersize": _LARGEST + 1.5, "markerfacecolor": "none", "markeredgewidth": 0.9}
-        axes.plot(rows[over], rows["paper_bytes"], color=look.color, linestyle="none", marker=look.marker, **hollow)
+        look, rows = styles.style_of(label), sent[sent["optimizer"] == label].sort_values("dimension")
+        axes.plot(
+            rows["dimension"], rows["predicted_bytes"], color=look.color, linestyle=page.MODEL_LINE, linewidth=0.8
+        )
+        marked: dict[str, Any] = {"color": look.color, "linestyle": "none", "marker": look.marker}
+        # MKOR and Eva send the same: the smaller markers of MKOR lie on those of Eva.
+        size = _MARKER - 2 if label == "mkor" else _MARKER
+        axes.plot(rows["dimension"], rows["bytes"], markersize=size, **marked)
+        axes.plot(rows["dimension"], rows["paper_bytes"], **marked, **_HOLLOW)
     axes.set_xscale("log")
-    panels.fixed_ticks(axes.xaxis, values)
-    margin = (values[-1] / values[0]) ** 0.08
-    axes.set_xlim(values[0] / margin, values[-1] * margin)
+    panels.fixed_ticks(axes.xaxis, widths)
+    margin = (widths[-1] / widths[0]) ** 0.05
+    axes.set_xlim(widths[0] / margin, widths[-1] * margin)
+    axes.set(xlabel="width d of the layer", ylabel="bytes per update")
+    panels.byte_axis(axes)
 
 
 def _entry(sent: pd.DataFrame, label: str) -> Artist:
-    """Return a legend entry with the slope of the measured bytes over the width, at one number of workers."""
+    """Return a legend entry with the slope of the measured bytes over the width."""
     look = styles.style_of(label)
     rows = sent[sent["optimizer"] == label]
     slope = ""
@@ -63,34 +68,49 @@ def _entry(sent: pd.DataFrame, label: str) -> Artist:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the bytes over the width at the largest number of workers, and over workers at the largest width."""
+    """Draw the bytes over the width at the largest number of workers."""
     rows = results.some_rows("communication")
     sent = of_update(rows)
-    workers, width = sent["workers"].max(), sent["dimension"].max()
-    figure, (axes,) = page.new_figure(1, 2, height=2.9, sharey=True, width_ratios=(1.6, 1))
-    at_workers, at_width = sent[sent["workers"] == workers], sent[sent["dimension"] == width]
-    _draw(axes[0], at_workers, "dimension")
-    _draw(axes[1], at_width, "workers")
-    axes[0].set(xlabel="width d of the layer", title=f"{workers:g} workers", ylabel="bytes per update")
-    axes[1].set(xlabel="workers", title=f"d = {width:g}")
-    panels.byte_axis(axes[0])
-    legend = [_entry(at_workers, label) for label in styles.in_order(sent["optimizer"])]
+    at_workers = sent[sent["workers"] == sent["workers"].max()]
+    shown = at_workers[at_workers["optimizer"].isin(_METHODS)]
+    figure, ((axes,),) = page.new_figure(1, 1, height=2.6)
+    _draw(axes, shown)
+    legend = [_entry(shown, label) for label in styles.in_order(shown["optimizer"])]
     legend.append(page.guide_entry("formula", linestyle=page.MODEL_LINE, linewidth=0.8))
-    if sent["paper_bytes"].notna().any():
-        legend.append(page.published_entry("Table 1 of the paper, as float32"))
-    differing = sent[sent["bytes"] != sent["predicted_bytes"]]
-    without = styles.in_order(sent.loc[sent["paper_bytes"].isna(), "optimizer"])
+    if shown["paper_bytes"].notna().any():
+        legend.append(page.published_entry("Table 1 of the paper"))
+    reading = " ".join(filter(None, (f"{sent['workers'].max():g} workers.", _on_table_1(at_workers))))
+    text = page.footer(results, rows, notes=_notes(sent))
+    return page.save(figure, folder, "fig15_communication", legend, text, _message(shown), reading, columns=2)
+
+
+def _on_table_1(sent: pd.DataFrame) -> str:
+    """Return the sentence on MKOR's bytes over those of the paper's Table 1; empty if they are equal or unknown."""
+    widest = sent[sent["dimension"] == sent["dimension"].max()].set_index("optimizer")
+    if "mkor" not in widest.index or not widest.at["mkor", "paper_bytes"] > 0:
+        return ""
+    times = widest.at["mkor", "bytes"] / widest.at["mkor", "paper_bytes"]
+    return f"Here MKOR sends float32, {times:.1f} times Table 1's half precision." if times > 1.01 else ""
+
+
+def _notes(sent: pd.DataFrame) -> list[str]:
+    """Return the sentences of the caption on what is counted, on the formula, and on Table 1."""
+    exact = int((sent["bytes"] == sent["predicted_bytes"]).sum())
     notes = [
         "payload that the busiest rank hands to the collectives in one step with a refresh, for a layer [d, d], "
         "counted in the collectives, without the gradients, which every optimizer exchanges; slope: of the "
-        "logarithms over d. Smaller markers lie on larger ones of methods that send the same",
-        f"formula: of this implementation; it is exact in {len(sent) - len(differing)} of {len(sent)} cases",
+        "logarithms over d. MKOR's smaller markers lie on those of Eva, which sends the same",
+        f"formula: of this implementation; it is exact in {exact} of {len(sent)} cases of all methods and numbers of "
+        "workers",
     ]
-    if without:
-        notes.append(f"not in Table 1: {', '.join(styles.style_of(label).name for label in without)}")
-    text = page.footer(results, rows, notes=notes)
-    reading = "Filled: counted; smaller markers lie on larger ones of methods that send the same."
-    return page.save(figure, folder, "fig15_communication", legend, text, _message(at_workers), reading, columns=2)
+    widest = sent[sent["dimension"] == sent["dimension"].max()].groupby("optimizer")[["bytes", "paper_bytes"]].max()
+    if _HALF_PRECISION in widest.index:
+        half, published = widest.loc[_HALF_PRECISION]
+        notes.append(
+            "Table 1's numbers are taken as float32, but the halves of MKOR's 2d/2 as half precision: MKOR (bfloat16) "
+            f"sends {half:,.0f} bytes at width {sent['dimension'].max():,}, and Table 1 has {published:,.0f}"
+        )
+    return notes
 
 
 def _message(sent: pd.DataFrame) -> str:
@@ -99,6 +119,5 @@ def _message(sent: pd.DataFrame) -> str:
     if not {"kaisa", "mkor"} <= {*widest.index} or not widest["mkor"]:
         return ""
     ratio = widest["kaisa"] / widest["mkor"]
-    return (
-        f"At width {sent['dimension'].max():,g} KFAC sends {ratio:,.0f} times as many bytes as MKOR in a factor update"
-    )
+    width = sent["dimension"].max()
+    return f"At width {width:,} a factor update of KFAC sends {ratio:,.0f} times as many bytes as one of MKOR"
