@@ -35,7 +35,7 @@ def test_more_trials_are_never_worse_and_all_of_them_find_the_best(values: list[
 
 def trials(scores: dict[tuple[str, int], list[float | None]], *, steps: bool = False, rising: bool = False) -> Any:
     """Return a table of trials; a trial without a score diverged, and with steps each score is ten times as many."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (label, study), values in scores.items():
         finished = [value for value in values if value is not None]
         best = (max if rising else min)(finished, default=None)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
+from workflow.bench.analysis.ladder import Decision
 from workflow.bench.analysis.widths import HELD_OUT, PLACES, Where, Widths, sentences, widths
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
@@ -55,7 +56,7 @@ def _message(found: Widths) -> str:
     tested = [one for label in found.labels if (one := found.extrapolated(label, where)) and one.measured is not None]
     if tested:
         decisions = Counter(one.decision for one in tested)
-        verbs = {"holds": "holds", "fails": "fails", "open": "is open"}
+        verbs: dict[Decision, str] = {"holds": "holds", "fails": "fails", "open": "is open"}
         counts = [f"{verb} for {decisions[one]}" for one, verb in verbs.items() if decisions[one]]
         counts[0] += f" of {len(tested)} optimizers"
         return f"{data}: at width {HELD_OUT} the predicted speedup over AdamW {', '.join(counts)}"
