@@ -127,6 +127,6 @@ def final_changes(losses: pd.DataFrame, runs: pd.DataFrame, base: str | None) ->
 
 def write_beside(axes: Axes, row: float, text: str, header: str = "") -> None:
     """Write a text to the right of a row, outside of the panel, and once the header above all of them, if any."""
-    annotate(axes, text, (1, row), ROW_AT_EDGE, xytext=(3, 0), color=page.SOFT)
+    annotate(axes, text, (1, row), ROW_AT_EDGE, xytext=(5, 0), color=page.SOFT)
     if header and header not in {written.get_text() for written in axes.texts}:
-        annotate(axes, header, (1, 1), xytext=(3, 1.5), color=page.SOFT, va="bottom")
+        annotate(axes, header, (1, 1), xytext=(5, 1.5), color=page.SOFT, va="bottom")

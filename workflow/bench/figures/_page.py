@@ -107,15 +107,6 @@ def new_figure(rows: int, columns: int, *, height: float, **options: Any) -> tup
     return figure, axes
 
 
-def split_row(figure: Figure, panels: np.ndarray, number: int) -> list[Axes]:
-    """Put so many panels in the place of a row's, which may be another number, and return them."""
-    place = panels[0].get_subplotspec()
-    cells = place.get_gridspec()[place.rowspan.start, :].subgridspec(1, number)
-    for panel in panels:
-        panel.remove()
-    return [figure.add_subplot(cells[0, column]) for column in range(number)]
-
-
 def probed_workloads(rows: pd.DataFrame) -> list[str]:
     """Return the workloads of a probe's rows in the order of all figures: these three first, the others by name."""
     timed = set(rows["workload"].dropna().astype(str))
