@@ -58,7 +58,7 @@ def test_of_two_labels_of_a_base_the_one_with_the_same_hyperparameters_is_meant(
 
 
 def test_a_ratio_over_workloads_is_their_geometric_mean_with_an_interval_over_studies(found):
-    """Truth: the lines' slopes. With runs that all take as long, but one, only that one's study varies."""
+    """Truth: the lines' slopes, alike in all seeds, so that an interval has no length."""
     names = ["field_autoencoder", "field_language_model"]
     chosen = [found[name] for name in names]
     slopes = {label: [FIELD[name][label] for name in names] for label in ("muon", "soap")}

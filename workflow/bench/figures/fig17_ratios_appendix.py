@@ -61,7 +61,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     _draw_cosines(axes[-1], steps, labels)
     _name(axes[-1], [""] * len(names))
     text = field.caption(results, found, _NOTES, [] if len(steps) else ["field_steps"])
-    reading = "Iterations to the base's targets, left of 1 is faster. A method is inert by another cosine."
+    reading = (
+        "Left of 1 is faster. Cosines are of whole steps, with momentum; inert methods keep each gradient's direction."
+    )
     legend = [
         page.guide_entry(f"{shown_level()} interval", color="#777777", linewidth=2.2),
         page.guide_entry("it goes on outside", color="#777777", linestyle="none", marker=">"),
