@@ -145,9 +145,10 @@ def _ratios(frames: Sequence[pd.DataFrame], column: str, unit: str, longest: flo
     for label in _METHODS:
         found = []
         for frame in frames:
-            of_label = frame[frame["optimizer"] == label].set_index(unit)
+            of_label = frame[frame["optimizer"] == label]
             often, rarely = (
-                of_label.loc[of_label["inverse_update_period"] == period, column].to_dict() for period in (1, longest)
+                {int(key): float(value) for key, value in zip(rows[unit], rows[column], strict=True)}
+                for rows in (of_label[of_label["inverse_update_period"] == period] for period in (1, longest))
             )
             if ratio := paired_ratio(often, rarely):
                 found.append(ratio)
@@ -175,7 +176,7 @@ def _draw_estimates(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     # A little apart, or their intervals would hide each other.
     for label, place in panels.places_beside(labels, 0.1).items():
         by_period = rows[rows["optimizer"] == label].groupby("inverse_update_period")[column]
-        estimates = {float(period): estimate(values.to_numpy(float)) for period, values in by_period}
+        estimates = {float(str(period)): estimate(values.to_numpy(float)) for period, values in by_period}
         panels.draw_estimates(axes, estimates, label, place)
 
 
@@ -198,14 +199,14 @@ def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
         if failed := int((rows["value"] == math.inf).sum()):
             look: dict[str, Any] = {"ha": "center", "va": "top", "color": styles.style_of(str(label)).color}
             text = f"× {failed} of {len(rows)} failed"
-            panels.annotate(axes, text, (float(period), 0.98), ("data", "axes fraction"), rotation=90, **look)
+            panels.annotate(axes, text, (float(str(period)), 0.98), ("data", "axes fraction"), rotation=90, **look)
 
 
 def _time_note(times: pd.DataFrame) -> str:
     """Return the caption's sentence on the timing."""
     repeats = times.groupby(["workload", "optimizer", "inverse_update_period"]).size()
     combined = sorted(times.loc[times["estimate"] == "combined", "inverse_update_period"].unique())
-    summary = "median" if repeats.min() >= median_minimum() else "mean"
+    summary = "median" if repeats.min() >= median_minimum() else "mean and t interval"
     text = f"{summary} of {repeats.min()} repeats, while no other job of the pipeline ran"
     if combined:
         text += (
