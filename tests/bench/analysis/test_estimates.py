@@ -141,6 +141,19 @@ def test_pairs_that_say_nothing_give_no_estimate(pair, left, right):
     assert pair(left, right) is None
 
 
+def test_a_study_in_which_either_side_misses_once_leaves_no_interval():
+    """The mean of a run that never arrived and of one whose base never did is unknown; three studies agree."""
+    base = dict.fromkeys(range(8), 1.0) | {0: math.inf}
+    ours = {seed: 0.5 + 0.01 * seed for seed in range(8)} | {1: math.inf}
+    studies = {seed: float(seed // 2) for seed in range(8)}
+    found = paired_ratio(ours, base, studies)
+    assert found is not None
+    assert not found.has_interval
+    assert (found.n, found.value) == (4, pytest.approx(0.545))
+    others = {seed: value for seed, value in ours.items() if seed > 1}
+    assert paired_ratio(others, base, studies).has_interval
+
+
 def test_the_statistic_of_few_ratios_is_the_geometric_mean_or_with_censored_runs_the_median():
     assert paired_ratio(DOUBLE, SEEDS).statistic == "geometric mean"
     censored_one = paired_ratio({**DOUBLE, 2: INF}, SEEDS)

@@ -47,8 +47,9 @@ from workflow.bench.analysis.estimates import estimate, mean_ratio
 from workflow.bench.analysis.target_sweep import SHARES
 from workflow.bench.analysis.wording import signed
 from workflow.bench.figures import _page
+from workflow.bench.figures import fig13_update_rules as fig13
+from workflow.bench.figures import fig20_target_sweep as fig20
 from workflow.bench.figures._forest import FinalChange
-from workflow.bench.figures.fig13_update_rules import draw_differences
 from workflow.bench.figures.fig17_ratios_appendix import cut
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
@@ -334,20 +335,29 @@ def test_fig13_has_no_row_of_a_workload_on_which_one_rule_ran_and_none_of_other_
     assert "; KFAC " in title_of(figure)
 
 
+def test_fig13s_title_says_what_is_undecided():
+    """Of two changes one has 0 in its interval; one value has no interval."""
+    changes = {"mkor": change_of([-20.0, -22.0, -21.0]), "mkor_released": change_of([-20.0, -10.0, 40.0])}
+    title = fig13.message(
+        changes | {"kaisa": change_of([-50.0])}, pd.DataFrame({"workload": ["x"], "dataset": ["y"]}), "sgd"
+    )
+    assert title.endswith("exact rule −21 %, released rule −10 % (undecided); KFAC −50 % (undecided)")
+
+
 def change_of(values: list[float]) -> FinalChange:
     return FinalChange(dict(enumerate(values)), estimate(values))
 
 
 @pytest.mark.parametrize("spread", [1.0, 0.3, 0.052, 0.023, 0.004])
-def test_fig13s_ticks_do_not_touch_in_three_panels(spread):
-    """Truth: the boxes of the labels, in panels as narrow as those of three workloads."""
+def test_fig13s_ticks_do_not_touch(spread):
+    """Truth: the boxes of the labels, in panels as narrow as those of a workload."""
     changes = {"mkor": change_of([-26 * spread, -20 * spread, 14 * spread])}
-    figure, axes = _page.new_figure(2, 3, height=4.2)
-    for panel in axes[1]:
-        draw_differences(panel, changes, ["mkor"])
+    figure, (axes,) = _page.new_figure(1, 2, height=2.3)
+    for panel in axes:
+        fig13.draw_differences(panel, changes, ["mkor"])
     _page.arrange(figure, [], "a caption", 3)
     figure.canvas.draw()
-    for panel in axes[1]:
+    for panel in axes:
         boxes = [label.get_window_extent() for label in panel.get_xticklabels() if label.get_text()]
         assert len(boxes) >= 2
         assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
@@ -357,7 +367,7 @@ def test_a_run_far_outside_is_a_triangle_at_the_edge_and_moves_no_axis():
     """Of three seeds of which one ends at fifty times the base's loss, the other two stay apart."""
     changes = {"mkor": change_of([-20.0, -10.0, 4900.0]), "kaisa": change_of([-30.0, -25.0, -20.0])}
     _, ((axes,),) = _page.new_figure(1, 1, height=2.0)
-    draw_differences(axes, changes, ["kaisa", "mkor"])
+    fig13.draw_differences(axes, changes, ["kaisa", "mkor"])
     low, high = axes.get_xlim()
     assert -60 < low < -30 < -10 < high < 60
     assert xs(lines_of(axes, "mkor", ".")[0]) == pytest.approx([-20, -10])
@@ -445,8 +455,20 @@ def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
     assert [line.get_marker() for line in figure.axes[0].lines].count("o") == 2  # an experiment, and MKOR's median
     assert legend_of(figure) == ["median of experiments", "Autoencoder_lamb data (x), over LAMB"]
     assert title_of(figure) == (
-        "To the base's quality at 100 % of its run MKOR takes 0.50 of its iterations (one experiment), KFAC 1.00 (of 1)"
+        "To the base's quality at 100 % of its run MKOR takes 0.50 and KFAC 1.00 of its iterations (one experiment)"
     )
+
+
+def test_fig20_compares_medians_of_the_same_experiments():
+    """MKOR's third experiment, in which KFAC did not run, stands in no median."""
+    ratios = {"mkor": {"a": {1.0: 0.4}, "b": {1.0: 0.8}, "c": {1.0: 0.1}}, "kaisa": {"a": {1.0: 0.6}, "b": {1.0: 0.7}}}
+    kept = fig20.shared(ratios)
+    assert kept == {"mkor": {"a": {1.0: 0.4}, "b": {1.0: 0.8}}, "kaisa": ratios["kaisa"]}
+    assert fig20.message(kept) == (
+        "To the base's quality at 100 % of its run MKOR takes 0.60 and KFAC 0.65 of its iterations (median of 2 "
+        "experiments); MKOR fewer in 1 of 2"
+    )
+    assert fig20.shared({"mkor": ratios["mkor"], "kaisa": {}}) == {"mkor": ratios["mkor"], "kaisa": {}}
 
 
 def test_fig20_without_a_target_says_so(tmp_path):

@@ -86,16 +86,19 @@ def test_the_figure_has_what_half_of_the_trials_would_cost(tmp_path: Path):
     dots = xs(lines_of(axes, "mkor", ".")[0])
     assert dots[:2] == pytest.approx(costs)
     assert f"{np.median(dots):.1f} % (MKOR)" in title_of(figure)
-    assert "medians of the 4 searches that both have" in title_of(figure)
+    assert title_of(figure).endswith("medians of 4 searches")
     assert "4" in texts_in(axes)
 
 
 @pytest.mark.parametrize(
     ("same", "said"),
-    [({"mkor"}, "medians of the 2 searches that both have"), ({"mkor", "kaisa"}, "in the one search that both have")],
+    [({"mkor"}, "medians of 2 searches"), ({"mkor", "kaisa"}, "in one search")],
 )
 def test_the_same_trials_in_two_experiments_are_one_search(same: set[str], said: str, tmp_path: Path):
-    """Truth: the ids of runs, which tell whole specifications. One search has no median."""
+    """Truth: the ids of runs, which tell whole specifications. One search has no median.
+
+    Every label has the searches that MKOR and KFAC have: where these are one, SGD's second stands alone.
+    """
     files = []
     for experiment in ("one", "two"):
         rows = [
@@ -107,7 +110,7 @@ def test_the_same_trials_in_two_experiments_are_one_search(same: set[str], said:
     figure = figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=tuple(files)))
     (axes,) = figure.axes
     numbers = {label: len(xs(lines_of(axes, label, ".")[0])) for label in ("mkor", "kaisa", "sgd")}
-    assert numbers == {label: 1 if label in same else 2 for label in numbers}
+    assert numbers == {label: 1 if label in same or len(same) == 2 else 2 for label in numbers}
     assert all(bool(lines_of(axes, label, "|")) == (number > 1) for label, number in numbers.items())
     assert title_of(figure).endswith(said)
 

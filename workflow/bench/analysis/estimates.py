@@ -8,7 +8,7 @@ median takes more seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -166,6 +166,12 @@ def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
     return Estimate(float(sample.mean()), *t_interval(sample), n, "mean", "t")
 
 
+def wider_half(widths: Iterable[float]) -> list[float]:
+    """Return the upper half of distinct widths, with the middle one, to which power laws of costs are fitted (C11)."""
+    ordered = sorted({*widths})
+    return ordered[len(ordered) // 2 :]
+
+
 def extreme(values: Sequence[float] | NDArray[np.float64], which: Literal["minimum", "maximum"]) -> Estimate:
     """Return the smallest or largest of all values, for claims about every case; its interval is the value itself.
 
@@ -223,10 +229,11 @@ def paired_ratio(
         seeds = np.array(sorted(numerator.keys() & denominator.keys()))[kept]
         units, number = study_means(np.log(ratios), seeds.tolist(), studies or {})
     if number > 1:
-        # A study with an infinite ratio and one of 0 favors neither side.
-        ratios = np.exp(units[~np.isnan(units)])
-        if not len(ratios):
-            return None
+        # The mean of a study with an infinite ratio and one of 0 is unknown. An interval of the other studies would be
+        # shorter the more runs miss the target.
+        if np.isnan(units).any():
+            return Estimate(float(np.median(of_seeds)), math.nan, math.nan, number, "median", "none", is_ratio=True)
+        ratios = np.exp(units)
     if len(ratios) >= median_minimum() or len(ratios) == 1:
         return replace(with_median_of(estimate(ratios), of_seeds), is_ratio=True)
     if not (np.isfinite(ratios) & (ratios > 0)).all():

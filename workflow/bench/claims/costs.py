@@ -10,7 +10,7 @@ from typing import Final
 import pandas as pd
 
 from workflow.bench.analysis import fits
-from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_ratio
+from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_ratio, wider_half
 from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
     Condition,
@@ -148,7 +148,7 @@ def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
     memory floor, a copy, over the same widths and the slopes from one width to the next stand in the details.
     """
     widths = sorted(times["dimension"].unique())
-    wide = times[times["dimension"].isin(widths[len(widths) // 2 :])]
+    wide = times[times["dimension"].isin(wider_half(widths))]
     of_parts = {
         name: wide[(wide["optimizer"] == name) & (wide["part"] == part)]
         for name, part in (("mkor", "factor"), ("copy", "floor"), ("kaisa", "factor"))

@@ -95,6 +95,8 @@ def make(results: Results, folder: Path, name: str, subject: Subject) -> list[Pa
     text = page.caption(results, runs, notes=[*filter(None, notes)])
     reading = "Left of 1 is faster. Dots are pairs of runs, triangles those of which one never arrived."
     reading += " Inert: keeps the gradient's direction." if inert else ""
+    if any(not ratio.has_interval for of_labels in ratios.values() for ratio in of_labels.values()):
+        reading += " No bar: no interval with such a pair."
     title = _message(runs, base, {words[quantity]: of_labels for quantity, of_labels in ratios.items()})
     return page.save(figure, folder, name, legend, text, title, reading if goals else "")
 
@@ -131,17 +133,9 @@ def _draw_ratios(
             forest.draw_estimate(axes, found.ratio, row, label, runs=by_seed)
             drawn[label] = replace(found.ratio, value=forest.shown_value(found.ratio, by_seed))
         forest.draw_runs(axes, [ratio for ratio in by_seed if 0 < ratio < math.inf], row, label)
-        _draw_censored(axes, by_seed, row, label)
+        forest.draw_censored(axes, by_seed, row + 0.26, label)
     panels.fixed_ticks(axes.xaxis, (0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5))
     return drawn
-
-
-def _draw_censored(axes: Axes, by_seed: Sequence[float], row: int, label: str) -> None:
-    """Put a triangle at the left edge for pairs whose base never arrived, and at the right for those of the label."""
-    look: dict[str, Any] = {"color": styles.style_of(label).color, "markersize": 3.2, "clip_on": False}
-    for edge, marker, ratio in ((0, "<", 0.0), (1, ">", math.inf)):
-        if ratio in by_seed:
-            axes.plot(edge, row + 0.26, marker=marker, transform=axes.get_yaxis_transform(), **look)
 
 
 def _name_rows(axes: Sequence[Axes], runs: pd.DataFrame, labels: Sequence[str]) -> bool:

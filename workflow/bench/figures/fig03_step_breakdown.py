@@ -30,7 +30,6 @@ The last one, on which the repeats' dots lie, has no hatch.
 """
 REFERENCE: Final = ("forward", "backward")
 """Phases of the model, which no bar has: each panel gives the least and the most of their sums."""
-_PERIOD: Final = 10
 """The inverse update period of the title's times."""
 BASE: Final = "base"
 """Label of the row that the first-order optimizers share, one of each workload."""
@@ -143,16 +142,17 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 
 def _message(shown: pd.DataFrame, names: Sequence[str]) -> str:
-    """Return the title: the optimizer's part of the average step of KFAC and of MKOR on one worker, by workload."""
-    chosen = shown[(shown["workers"] == 1) & shown["period"].eq(_PERIOD)]
-    took = _sums(chosen, PHASES, ["workload", "optimizer", "repeat"]).groupby(["workload", "optimizer"]).mean()
-    phrases = [
-        f"KFAC {took[name, 'kaisa']:.1f}, MKOR {took[name, 'mkor']:.1f} ms ({styles.workload_name(name)})"
-        for name in names
-        if (name, "kaisa") in took.index and (name, "mkor") in took.index
-    ]
-    start = f"Optimizer's part of a step on one worker, with one update in {_PERIOD}:"
-    return f"{start} {'; '.join(phrases)}" if phrases else ""
+    """Return the title: KFAC's and MKOR's part of the average step on one worker by workload, over their periods."""
+    sums = _sums(shown[shown["workers"] == 1], PHASES, ["workload", "optimizer", "period", "repeat"])
+    took = sums.groupby(["workload", "optimizer", "period"]).mean()
+    phrases = []
+    for name in names:
+        by_label = {label: sorted(took.xs((name, label))) for label in ("kaisa", "mkor") if (name, label) in took.index}
+        if len(by_label) < 2:
+            continue
+        kfac, mkor = (page.span(f"{ms:.1f}" for ms in of_label) for of_label in by_label.values())
+        phrases.append(f"KFAC {kfac}, MKOR {mkor} ms ({styles.workload_name(name)})")
+    return f"The optimizer's part of a step on one worker: {'; '.join(phrases)}" if phrases else ""
 
 
 def _notes(shown: pd.DataFrame, base_name: str) -> list[str]:

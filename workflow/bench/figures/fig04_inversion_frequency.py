@@ -133,7 +133,7 @@ def _message(times: pd.DataFrame, losses: Mapping[str, pd.DataFrame]) -> str:
         return f"An {costs}"
     ((name, last),) = losses.items()
     gained = _ratios([last], "value", "seed", longest)
-    return f"{name}, an {costs}{'; last loss ' if gained else ''}{gained}"
+    return f"{name}, an {costs}{'; last loss, by seed, ' if gained else ''}{gained}"
 
 
 def _ratios(frames: Sequence[pd.DataFrame], column: str, unit: str, longest: float) -> str:

@@ -78,7 +78,7 @@ def message(rows: pd.DataFrame) -> str:
         if side in medians.index
     ]
     models = in_words([styles.workload_name(name) for name in page.probed_workloads(rows)])
-    return f"{models}: median error of MKOR's rank-1 matrix of {', of '.join(phrases)}" if phrases else ""
+    return f"{models}: median errors of MKOR's rank-1 matrix of {', of '.join(phrases)}" if phrases else ""
 
 
 def caption(results: Results, rows: pd.DataFrame, note: str) -> str:

@@ -91,19 +91,19 @@ def draw(results: Results, folder: Path, name: str, shown: Sequence[str], height
         look = {"color": "#000000", "linestyle": page.MODEL_LINE}
         legend.append(page.guide_entry("remaining weight of the identity", **look))
     message = _message(rows) if tuple(shown) == _SHOWN else ""
-    reading = "Thin lines are layers, thick ones their median."
+    reading = "Thin lines are layers, thick ones their median; what float32 does not resolve is drawn at its limit."
     text = page.footer(results, rows, notes=notes)
     return page.save(figure, folder, name, legend, text, message, reading, columns=2)
 
 
 def _message(rows: pd.DataFrame) -> str:
-    """Return the title: by model how many of KFAC's factors are singular in float32 at the last iteration."""
+    """Return the title: by model how many of the layers' factors are singular in float32 at the last iteration."""
     last = rows[(rows["factor"] == "running") & (rows["step"] == rows["step"].max())]
     phrases = []
     for workload in page.probed_workloads(last):
         is_singular = last.loc[last["workload"] == workload, "unresolved"]
         phrases.append(f"{int(is_singular.sum())} of {len(is_singular)} ({styles.workload_name(workload)})")
-    start = f"Factors of KFAC that are singular in float32 after {rows['step'].max():,} iterations:"
+    start = f"After {rows['step'].max():,} iterations KFAC's undamped factors of activations are singular in float32:"
     return f"{start} {', '.join(phrases)}" if phrases else ""
 
 

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.styles import MethodStyle
+from workflow.bench.analysis.wording import in_words
 from workflow.bench.figures import _page as page
-from workflow.bench.figures.fig05_rank1_error import SIDES, caption
+from workflow.bench.figures.fig05_rank1_error import caption
 from workflow.bench.results.tables import Results
 
 PROBES = ("rank1_error",)
@@ -56,18 +57,17 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     note = "relative Frobenius error; lines: mean over layers and seeds; band: of MKOR's mean vector"
     text = caption(results, rows, note)
-    reading = "Lines: mean over layers and seeds; bands: of MKOR's mean vector. Title: least and most of the models."
+    reading = "Lines: mean over layers and seeds; bands: of MKOR's mean vector."
     return page.save(figure, folder, "fig10_rank1_over_training", legend, text, _message(rows), reading, columns=2)
 
 
 def _message(rows: pd.DataFrame) -> str:
-    """Return the title: by side the least and the most of the models' mean error, of MKOR's and of the best matrix."""
-    last = rows[rows["step"] == rows["step"].max()]
-    means = last.groupby(["side", "approximation", "workload"])["error"].mean()
-    phrases = []
-    for side, name in SIDES.items():
-        if {(side, "best"), (side, "mean")} <= {*means.index.droplevel("workload")}:
-            best, mkor = (page.span(f"{error:.2f}" for error in sorted(means[side, of])) for of in ("best", "mean"))
-            phrases.append(f"{name} {mkor} (best {best})")
-    start = f"Rank-1 error of MKOR's mean vector at iteration {rows['step'].max():,}:"
-    return f"{start} {', '.join(phrases)}" if phrases else ""
+    """Return the title: the models' mean errors for gradients at the end, of MKOR's matrix and of the best one."""
+    last = rows[(rows["step"] == rows["step"].max()) & (rows["side"] == "gradient")]
+    means = last.groupby(["approximation", "workload"])["error"].mean()
+    if not {"best", "mean"} <= {*means.index.droplevel("workload")}:
+        return ""
+    best, mkor = (page.span(f"{error:.2f}" for error in sorted(means[of])) for of in ("best", "mean"))
+    models = in_words([styles.workload_name(name) for name in page.probed_workloads(last)])
+    of_mkor = f"{models}: at iteration {last['step'].max():,} MKOR's rank-1 matrix of gradients has an error of {mkor}"
+    return f"{of_mkor}, the best one {best}"

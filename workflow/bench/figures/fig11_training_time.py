@@ -206,7 +206,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes = [_NOTES[0], _level_note(losses), _NOTES[1]]
     notes += [f"no pair of runs that both reached equal training accuracy: {', '.join(without)}"] if without else []
     text = caption(results, losses, notes)
-    reading = "At the right: right of 1 MKOR is faster; dots are runs, an arrow has no end."
+    reading = "At the right: right of 1 MKOR is faster; dots are runs, triangles those that never arrive."
     return page.save(figure, folder, "fig11_training_time", legend, text, _message(measured, losses), reading)
 
 
@@ -289,6 +289,7 @@ def _draw_contests(
 def _draw_ratio(axes: Axes, ratio: Estimate, runs: Sequence[float], height: float, label: str) -> None:
     """Draw the runs' ratios and their estimate; without a finite one its interval alone, which has one end."""
     forest.draw_runs(axes, [one for one in runs if 0 < one < math.inf], height, label, below=0.09)
+    forest.draw_censored(axes, runs, height + 0.09, label)
     if not 0 < ratio.value < math.inf:
         if ratio.has_interval and (ratio.low > 0 or ratio.high < math.inf):
             forest.draw_interval(axes, ratio, height, styles.style_of(label).color)

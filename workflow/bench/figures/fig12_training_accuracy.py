@@ -52,7 +52,9 @@ def _message(experiments: Mapping[str, Timed]) -> str:
             shares[name] = f"{last['mkor']:.3g}", f"{last['sgd']:.3g}"
     if len(experiments) == 1 and shares:
         ((name, (ours, theirs)),) = shares.items()
-        data = styles.data_title(experiments[name].runs)
-        return f"{data}: training accuracy ends at {ours} % with MKOR and at {theirs} % with SGD"
+        runs = experiments[name].runs
+        steps = runs.loc[runs["optimizer"].isin(("mkor", "sgd")), "steps"].unique()
+        after = f" after {steps[0]:,.0f} iterations" if len(steps) == 1 else ""
+        return f"{styles.data_title(runs)}: training accuracy{after} is {ours} % with MKOR, {theirs} % with SGD"
     listed = "; ".join(f"{model_name(experiments[name])} {' and '.join(pair)} %" for name, pair in shares.items())
     return f"Last training accuracy with MKOR and SGD: {listed}" if shares else ""

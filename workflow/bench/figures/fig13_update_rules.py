@@ -66,7 +66,7 @@ def make(results: Results, folder: Path) -> list[Path]:
             labels = [label for label in styles.in_order(compared["optimizer"]) if label != base]
             draw_differences(right, changes, labels)
             right.set_xlabel(f"loss at step {step:g},\n% against {styles.style_of(str(base)).short}'s")
-            titles.append(_message(changes, of_workload, base))
+            titles.append(message(changes, of_workload, base))
         drawn.append(curves)
     text = page.caption(results, runs[runs["workload"].isin(workloads)], notes=[_NOTE])
     reading = "At the right: dots are seeds, triangles seeds that lie outside; left of 0 is better."
@@ -74,17 +74,22 @@ def make(results: Results, folder: Path) -> list[Path]:
     return page.save(figure, folder, "fig13_update_rules", panels.curve_entries(drawn), text, title, reading)
 
 
-def _message(changes: Mapping[str, FinalChange], runs: pd.DataFrame, base: str | None) -> str:
+def message(changes: Mapping[str, FinalChange], runs: pd.DataFrame, base: str | None) -> str:
     """Return the title: the final loss of each rule, and of KFAC, against the base's; empty without a rule.
 
     runs: those of the workload.
     """
     rules, beside = (
-        ", ".join(f"{name} {signed(changes[label].shown)}" for label, name in names.items() if label in changes)
+        ", ".join(f"{name} {_said(changes[label])}" for label, name in names.items() if label in changes)
         for names in (RULES, _BESIDE)
     )
     against = f"{styles.data_title(runs)}: MKOR's final loss against {styles.style_of(str(base)).name}'s"
     return f"{against}: {rules}{f'; {beside}' if beside else ''}" if rules else ""
+
+
+def _said(change: FinalChange) -> str:
+    is_decided = change.estimate.has_interval and not change.estimate.contains(0)
+    return f"{signed(change.shown)}{'' if is_decided else ' (undecided)'}"
 
 
 def draw_differences(axes: Axes, changes: Mapping[str, FinalChange], labels: Sequence[str]) -> None:
@@ -114,7 +119,7 @@ def draw_differences(axes: Axes, changes: Mapping[str, FinalChange], labels: Seq
     forest.name_rows(axes, [styles.style_of(label).name for label in labels])
     # Fixed, since `_page.arrange` wants three ticks of a locator that chooses; 0 and another one are a scale, too.
     low, high = axes.get_xlim()
-    ticks = MaxNLocator(3, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     axes.set_xticks([tick for tick in ticks if low <= tick <= high])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0"))
     axes.tick_params(axis="x", labelsize=7)

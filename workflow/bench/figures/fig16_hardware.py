@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis import styles
-from workflow.bench.analysis.estimates import Estimate, mean_ratio
+from workflow.bench.analysis.estimates import Estimate, mean_ratio, shown_level
 from workflow.bench.analysis.machines import Machine
 from workflow.bench.analysis.step_times import StepTimes, TimedLabel
 from workflow.bench.analysis.time_to_target import target_ratio
@@ -99,9 +99,9 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"no time of a step in {results.root}: run {measure} first.")
     limits = {title: _limits(machines, model) for title, model in MODELS.items()}
     figure = _draw(measured, limits)
-    legend = [page.bar_entry()]
+    legend = [page.guide_entry(f"{shown_level()} interval", color="#777777", linewidth=2.2)]
     if any(limits.values()):
-        legend.append(page.guide_entry("break-even, with its interval", linestyle="none", marker="^"))
+        legend.append(page.guide_entry("break-even, with its interval", linestyle="none", marker="D", markersize=3.5))
         notes.insert(0, _LIMITS)
     notes = [_TURNS if is_timed else _PHASES, *notes, *comparison.describe(machines, EXPERIMENTS)]
     runs, absent = pd.DataFrame(), []
@@ -110,7 +110,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         absent = [name for name in EXPERIMENTS if own.runs(name).empty]
         absent += [f"probe {name}" for name in PROBES if not (own.root / "probes" / f"{name}.csv").exists()]
     text = page.caption(results, runs, notes=notes, absent=absent)
-    reading = "Left of its triangle and gray bar a step saves time to the target; every 10: one step in 10 refreshes."
+    reading = "Left of its break-even a step saves time to the target; arrows: no end. Every 10: one in 10 refreshes."
     return page.save(figure, folder, "fig16_hardware", legend, text, _message(measured), reading)
 
 
@@ -189,9 +189,9 @@ def _draw_steps(axes: Axes, steps: Sequence[Step], limits: Mapping[str, Estimate
         if limit := limits.get(step.label):
             if limit.has_interval:
                 forest.draw_interval(axes, limit, row + 0.3, page.GUIDE)
-            axes.plot(limit.value, row + 0.3, marker="^", color=page.GUIDE, markersize=4)
+            axes.plot(limit.value, row + 0.3, marker="D", color=page.GUIDE, markersize=3.5)
     low, high = axes.get_xlim()
-    panels.fixed_ticks(axes.xaxis, (0.5, 0.7, 1, 1.4, 2) if high < 3 * low else (0.25, 0.5, 1, 2, 4, 8))
+    panels.fixed_ticks(axes.xaxis, (0.5, 0.7, 1, 1.2, 1.4, 2) if high < 3 * low else (0.25, 0.5, 1, 2, 4, 8))
     forest.name_rows(axes, [step.name for step in steps])
     if not steps:
         panels.explain_empty(axes, "not timed")

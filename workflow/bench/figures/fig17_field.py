@@ -38,8 +38,8 @@ FIRST: Final = 12
 """Ranks that have a row."""
 ALWAYS: Final = ("sgd", "adamw", "muon", "kaisa", "mkor", "mkor_normalized")
 """Labels that have a row wherever they rank: the references, and what this project is about."""
-_NAMED: Final = 3
-"""The most leaders that the title names."""
+_LONGEST: Final = 130
+"""The most letters of a title; it names as many leaders as fit."""
 _MARKERS: Final = {"o": 5.0, "s": 3.7, "^": 4.0}
 """The markers of workloads with their sizes: where several have the same value, each remains visible."""
 _BAR: Final[Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 2.4}
@@ -108,15 +108,14 @@ def _message(ratios: Mapping[str, Estimate], chosen: Sequence[Contest]) -> str:
         return ""
     first, *others = [*ratios]
     leaders = [first, *takewhile(lambda label: not _is_slower(chosen, label, first), others)]
-    names = [styles.style_of(label).name for label in leaders]
-    if len(names) > _NAMED:
-        names = [*names[: _NAMED - 1], f"{len(names) - _NAMED + 1} others"]
     values = page.span(f"{ratios[label].value:.2f}" for label in (first, leaders[-1]))
     lead = "lead" if len(leaders) > 1 else "leads"
-    title = f"{in_words(names)} {lead} {len(ratios)} optimizers at {values} times the base's iterations"
-    if "mkor" not in ratios or "mkor" in leaders:
-        return title
-    return f"{title}; MKOR ranks {[*ratios].index('mkor') + 1} at {ratios['mkor'].value:.2f}"
+    end = f" {lead} {len(ratios)} optimizers at {values} times the base's iterations"
+    if "mkor" in ratios and "mkor" not in leaders:
+        end += f"; MKOR ranks {[*ratios].index('mkor') + 1} at {ratios['mkor'].value:.2f}"
+    names = [styles.style_of(label).name for label in leaders]
+    listed = [names, *([*names[:shown], f"{len(names) - shown} others"] for shown in range(len(names) - 2, 0, -1))]
+    return next((title for one in listed if len(title := in_words(one) + end) <= _LONGEST), names[0] + end)
 
 
 def _is_slower(chosen: Sequence[Contest], label: str, first: str) -> bool:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -26,8 +26,8 @@ WHOLE: Final = "mkor"
 FACTORS: Final = {
     ("right", WHOLE): MethodStyle("J_R, input side", "#000000", "o", "-"),
     ("left", WHOLE): MethodStyle("J_L, output side, as in the paper", styles.style_of(WHOLE).color, "v", "-"),
-    ("left", "mkor_scaled"): MethodStyle("J_L, with g × 65,536", styles.style_of("mkor_scaled").color, "s", "-"),
-    ("left", "mkor_normalized"): MethodStyle("J_L, with |g| = 3", styles.style_of("mkor_normalized").color, "p", "-"),
+    ("left", "mkor_scaled"): MethodStyle("J_L, with g × 65,536", styles.style_of("mkor_scaled").color, "s", "--"),
+    ("left", "mkor_normalized"): MethodStyle("J_L, with |g| = 3", styles.style_of("mkor_normalized").color, "p", ":"),
 }
 """The factors that the probe follows, by side and vectors."""
 _SIZES: Final = {"o": 3.6, "v": 6.5, "s": 4.8, "p": 3.2}
@@ -80,9 +80,9 @@ def _message(rows: pd.DataFrame) -> str:
         return ""
     right, left = (float(medians[side].max()) for side in ("right", "left"))
     most = float(of_mkor.loc[of_mkor["side"] == "left", "direction_change"].max())
-    turned = f"at most {rounded_up(left):g}, in one layer {rounded_up(most):g}" if most > ROUNDING else "nothing"
-    of_input = f"MKOR's input side turns the median layer's gradient by 1 − cos of up to {rounded_up(right, 2):g}"
-    return f"{of_input}, its output side by {turned}"
+    least = f"by {rounded_up(left):g}; in one layer by {rounded_up(most):g}" if most > ROUNDING else "not at all"
+    of_input = f"In the median layer MKOR's input side turns the gradient by up to 1−cos = {rounded_up(right, 2):g}"
+    return f"{of_input}, its output side {least}"
 
 
 def rounded_up(value: float, digits: int = 1) -> float:
@@ -105,7 +105,8 @@ def _draw_layers(axes: Axes, rows: pd.DataFrame, quantity: str, look: MethodStyl
     by_step = rows.pivot_table(index="step", columns="layer", values=quantity)
     axes.plot(by_step.index, by_step, color=look.color, linewidth=0.4, alpha=0.3)
     median = by_step.median(axis=1)
-    axes.plot(median.index, median, color=look.color, linewidth=1.5, marker=look.marker, markersize=_SIZES[look.marker])
+    line: dict[str, Any] = {"linestyle": look.line, "marker": look.marker, "markersize": _SIZES[look.marker]}
+    axes.plot(median.index, median, color=look.color, linewidth=1.5, **line)
 
 
 def _changes(rows: pd.DataFrame) -> str:

@@ -20,12 +20,12 @@ TRIALS = True
 
 COMPARED: Final = ("mkor", "kaisa")
 """The labels that the title compares, on the searches that both have."""
-_BAR: Final[Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 2.4}
+_BAR: Final[Any] = {"marker": "|", "markersize": 7, "markeredgewidth": 2.4}
 _NOTE: Final = (
     "The best of half of the trials, drawn at random from a study, the mean over draws and studies, against the best "
     "of all: by how many per cent the steps to the target, or the loss, are higher, or the accuracy is lower. Dots are "
-    "searches (an experiment on a workload), bars the median of several; two experiments with the same trials of an "
-    "optimizer count once. A trial that did not finish, or did not reach the "
+    "searches (an experiment on a workload), bars the median of several: those that MKOR and KFAC have, of which two "
+    "with the same trials count once. A trial that did not finish, or did not reach the "
     "target, is no success; draws without one are left out, and so is a search of which less than half of the draws "
     "contain one"
 )
@@ -34,7 +34,7 @@ _NOTE: Final = (
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw a row for each optimizer: what half of the trials would cost, a dot for each search."""
     searches, several = searches_of(results)
-    costs = halved(searches)
+    costs = _shared(searches, halved(searches))
     if not costs:
         raise NoDataError("no search has an optimizer that succeeds with half of its trials")
     labels = styles.in_order(costs)
@@ -42,9 +42,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes.axvline(0, color=page.GUIDE, linewidth=0.8)
     for row, label in enumerate(labels):
         of_label = [costs[label][names] for names in _distinct(searches, costs[label], label)]
-        forest.draw_runs(axes, of_label, row, label, below=0.0)
+        forest.draw_runs(axes, of_label, row, label, below=0.2)
         if len(of_label) > 1:
-            axes.plot(median(of_label), row, color=styles.style_of(label).color, zorder=4, **_BAR)
+            axes.plot(median(of_label), row - 0.12, color=styles.style_of(label).color, **_BAR)
         forest.write_beside(axes, row, str(len(of_label)), "searches")
     forest.name_rows(axes, [styles.style_of(label).name for label in labels])
     axes.set_xlabel("worse than with all trials (%)")
@@ -54,7 +54,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         page.guide_entry("one search", linestyle="none", marker=".", markersize=4),
         page.guide_entry("median of several", linestyle="none", **_BAR),
     ]
-    return page.save(figure, folder, "fig19_tuning_budget", legend, text, _message(searches, costs), reading)
+    return page.save(figure, folder, "fig19_tuning_budget", legend, text, _message(costs), reading)
 
 
 def searches_of(results: Results) -> tuple[dict[tuple[str, str], Search], set[tuple[str, str]]]:
@@ -98,18 +98,24 @@ def _distinct(
     return [*{tuple(searches[one].budgets[label].runs for label in labels): one for one in names}.values()]
 
 
-def _message(searches: Mapping[tuple[str, str], Search], costs: Mapping[str, Mapping[tuple[str, str], float]]) -> str:
-    """Return the title: the median cost of half of the trials for MKOR and KFAC on the searches that both have."""
-    both = (names for names in searches if all(names in costs.get(label, {}) for label in COMPARED))
-    shared = _distinct(searches, both, *COMPARED)
-    if not shared:
+def _shared(
+    searches: Mapping[tuple[str, str], Search], costs: Mapping[str, Mapping[tuple[str, str], float]]
+) -> dict[str, dict[tuple[str, str], float]]:
+    """Return the costs in the searches that `COMPARED` have, if there is one: medians of others do not compare."""
+    both = [names for names in searches if all(names in costs.get(label, {}) for label in COMPARED)]
+    shared = {*(_distinct(searches, both, *COMPARED) or searches)}
+    kept = {label: {names: cost for names, cost in one.items() if names in shared} for label, one in costs.items()}
+    return {label: one for label, one in kept.items() if one}
+
+
+def _message(costs: Mapping[str, Mapping[tuple[str, str], float]]) -> str:
+    """Return the title: the median cost of half of the trials for MKOR and KFAC, if both have searches."""
+    if not all(label in costs for label in COMPARED):
         return ""
-    parts = [
-        f"{median(costs[label][names] for names in shared):.1f} % ({styles.style_of(label).short})"
-        for label in COMPARED
-    ]
-    of = f"medians of the {len(shared)} searches" if len(shared) > 1 else "in the one search"
-    return f"With half of the trials the best result is worse by {in_words(parts)}, {of} that both have"
+    parts = [f"{median(costs[label].values()):.1f} % ({styles.style_of(label).short})" for label in COMPARED]
+    number = len(costs[COMPARED[0]])
+    of = f"medians of {number} searches" if number > 1 else "in one search"
+    return f"With half of the trials the best result is worse by {in_words(parts)}, {of}"
 
 
 def notes_on(searches: Mapping[tuple[str, str], Search], several: Iterable[tuple[str, str]]) -> list[str]:

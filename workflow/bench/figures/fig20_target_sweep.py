@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.target_sweep import NoSweepError, TargetSweep, common_base, target_sweep
+from workflow.bench.analysis.wording import in_words
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.results.tables import NoDataError, Results
@@ -22,6 +23,9 @@ EXPERIMENTS = ("*",)
 _COLUMNS: Final = 3
 _MARKERS: Final = "os^DvPX*"
 _GRAY: Final[Any] = {"color": "#8A8A8A", "linewidth": 0.8, "markersize": 3.4, "markerfacecolor": "white"}
+Ratios: TypeAlias = Mapping[str, Mapping[float, float]]
+"""A label's iterations over the base's, by the name of the experiment and the share of the base's steps."""
+
 LABELS: Final = ("mkor", "kaisa")
 """The labels that have a panel."""
 TARGETS_NOTE: Final = (
@@ -121,13 +125,13 @@ def draw_each(
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw MKOR's and KFAC's iterations over the base's at each target, a line for each experiment."""
     shown, left_out = sweeps_of(results)
-    ratios = {label: list(_with_own_runs(shown, label)) for label in LABELS}
+    ratios = shared({label: dict(_with_own_runs(shown, label)) for label in LABELS})
     drawn = [label for label in LABELS if ratios[label]]
     notes = [TARGETS_NOTE, _NOTE, *left_out]
     if not drawn:
         return draw_empty(results, folder, "fig20_target_sweep", notes)
     figure, (axes,) = page.new_figure(1, len(drawn), height=2.4, sharey=True)
-    names = dict.fromkeys(name for label in drawn for name, _ in ratios[label])
+    names = dict.fromkeys(name for label in drawn for name in ratios[label])
     markers = dict(zip(names, cycle(_MARKERS), strict=False))
     for panel, label in zip(axes, drawn, strict=True):
         _draw(panel, label, ratios[label], markers)
@@ -138,7 +142,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = [page.guide_entry("median of experiments", linewidth=1.8), *gray]
     text = page.caption(results, runs, notes=notes)
     reading = "Below 1 is faster than the base. Targets: what the base reaches after shares of its steps."
-    return page.save(figure, folder, "fig20_target_sweep", legend, text, _message(ratios), reading, columns=2)
+    return page.save(figure, folder, "fig20_target_sweep", legend, text, message(ratios), reading, columns=2)
 
 
 def _with_own_runs(shown: Iterable[Shown], label: str) -> Iterator[tuple[str, dict[float, float]]]:
@@ -151,6 +155,16 @@ def _with_own_runs(shown: Iterable[Shown], label: str) -> Iterator[tuple[str, di
             yield f"{styles.data_title(one.runs)}, over {styles.style_of(one.sweep.base).name}", ratios
 
 
+def shared(ratios: Mapping[str, Ratios]) -> dict[str, Ratios]:
+    """Return the ratios in the experiments that all labels have, if there is one: medians of others do not compare."""
+    common = set.intersection(*(set(of_label) for of_label in ratios.values()))
+    if not common:
+        return dict(ratios)
+    return {
+        label: {name: one for name, one in of_label.items() if name in common} for label, of_label in ratios.items()
+    }
+
+
 def by_share(sweep: TargetSweep, label: str) -> dict[float, float]:
     """Return a label's iterations over the base's at each target; empty for the base and for labels without runs."""
     if label == sweep.base or label not in sweep.courses:
@@ -159,42 +173,44 @@ def by_share(sweep: TargetSweep, label: str) -> dict[float, float]:
     return {share: ratio.value for share, ratio in ratios.items() if ratio is not None}
 
 
-def _draw(
-    axes: Axes, label: str, ratios: Sequence[tuple[str, Mapping[float, float]]], markers: Mapping[str, str]
-) -> None:
+def _draw(axes: Axes, label: str, ratios: Ratios, markers: Mapping[str, str]) -> None:
     """Draw a line for each experiment, by its name's marker, and their median by share of the base's steps."""
     look = styles.style_of(label)
     axes.set_title(look.name)
     axes.set_yscale("log")
     axes.axhline(1, color=page.GUIDE, linewidth=0.8)
-    for name, one in ratios:
+    for name, one in ratios.items():
         axes.plot([100 * share for share in one], [*one.values()], marker=markers[name], zorder=1, **_GRAY)
     middle = _medians(ratios)
     line = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.8}
-    axes.plot([100 * share for share in middle], [found for found, _ in middle.values()], **line)
+    axes.plot([100 * share for share in middle], [*middle.values()], **line)
     axes.set_xlabel("target: base's steps (%)")
 
 
-def _medians(ratios: Sequence[tuple[str, Mapping[float, float]]]) -> dict[float, tuple[float, int]]:
-    """Return the median over experiments and their number by share, where at least half of them have a target."""
+def _medians(ratios: Ratios) -> dict[float, float]:
+    """Return the median over experiments by share, where at least half of them have a target."""
     by_target: dict[float, list[float]] = {}
-    for _, one in ratios:
+    for one in ratios.values():
         for share, ratio in one.items():
             by_target.setdefault(share, []).append(ratio)
     # A median of few experiments would jump where others begin.
     kept = {share: found for share, found in sorted(by_target.items()) if 2 * len(found) >= len(ratios)}
-    return {share: (median(found), len(found)) for share, found in kept.items()}
+    return {share: median(found) for share, found in kept.items()}
 
 
-def _message(ratios: Mapping[str, Sequence[tuple[str, Mapping[float, float]]]]) -> str:
-    """Return the title: the medians at the last target, and of how many experiments; empty without MKOR's."""
-    medians = {label: _medians(of_label) for label, of_label in ratios.items()}
-    if not medians["mkor"]:
+def message(ratios: Mapping[str, Ratios]) -> str:
+    """Return the title: the medians at the last target, and where MKOR needs fewer iterations; empty without MKOR's."""
+    medians = {label: found for label, of_label in ratios.items() if (found := _medians(of_label))}
+    if "mkor" not in medians:
         return ""
     last = max(medians["mkor"])
-    first, *others = [
-        (styles.style_of(label).short, *of_label[last]) for label, of_label in medians.items() if last in of_label
-    ]
-    title = f"To the base's quality at {100 * last:.0f} % of its run {first[0]} takes {first[1]:.2f} of its iterations"
-    number = f"median of {first[2]} experiments" if first[2] > 1 else "one experiment"
-    return f"{title} ({number})" + "".join(f", {name} {value:.2f} (of {of})" for name, value, of in others)
+    values = {label: of_label[last] for label, of_label in medians.items() if last in of_label}
+    verbs = {"mkor": " takes"}
+    takes = in_words([f"{styles.style_of(one).short}{verbs.get(one, '')} {value:.2f}" for one, value in values.items()])
+    there = {label: {name: one[last] for name, one in ratios[label].items() if last in one} for label in values}
+    number = len(there["mkor"])
+    of = f"median of {number} experiments" if number > 1 else "one experiment"
+    title = f"To the base's quality at {100 * last:.0f} % of its run {takes} of its iterations ({of})"
+    pairs = [(there["mkor"][name], other) for name, other in there.get("kaisa", {}).items() if name in there["mkor"]]
+    fewer = sum(ours < theirs for ours, theirs in pairs)
+    return f"{title}; MKOR fewer in {fewer} of {len(pairs)}" if len(pairs) > 1 else title

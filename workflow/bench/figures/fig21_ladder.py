@@ -45,6 +45,7 @@ _ROWS: Final = {
     for centred in ((False, True) if rung in _ENDS else (False,))
 }
 """The names of the rows, by rung and inputs."""
+_BAR: Final = "#333333"
 _ROW_INCHES: Final = 0.23
 _NOTES: Final = (
     "Iterations over those of the base optimizer: geometric mean over the sweep's targets, seeds and tuning studies, t "
@@ -87,10 +88,11 @@ def _draw(axes: Axes, ladder: Ladder) -> None:
     for row, (rung, centred) in enumerate(_ROWS):
         if centred != ladder.centred or (ratio := ladder.ratio(rung)) is None:
             continue
-        if ratio.has_interval:
-            forest.draw_interval(axes, ratio, row + apart, look.color)
         face = "white" if centred else look.color
-        axes.plot(ratio.value, row + apart, marker=look.marker, color=look.color, markersize=4.2, markerfacecolor=face)
+        axes.plot(ratio.value, row + apart, marker=look.marker, color=look.color, markersize=3.4, markerfacecolor=face)
+        if ratio.has_interval:
+            # Over the marker: a narrow interval would vanish below it.
+            axes.hlines(row + apart, ratio.low, ratio.high, color=_BAR, linewidth=1.0, zorder=4)
 
 
 def _entries() -> list[Artist]:
@@ -98,7 +100,7 @@ def _entries() -> list[Artist]:
     return [
         *map(page.marker_entry, _LOOKS.values()),
         *(page.marker_entry(look, markerfacecolor="white") for look in centred),
-        page.guide_entry(f"{shown_level()} interval", color="#777777", linewidth=2.2),
+        page.guide_entry(f"{shown_level()} interval", color=_BAR, linewidth=1.0),
     ]
 
 

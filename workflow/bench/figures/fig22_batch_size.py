@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.batch_sizes import Batches, batches, sentences
 from workflow.bench.analysis.estimates import Estimate, mean_ratio
+from workflow.bench.analysis.wording import in_words
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -23,13 +24,12 @@ _SHOWN: Final = ("kaisa", "foof", "muon", "mkor")
 """The labels that have a line; the table batch_size has all."""
 _APART: Final = 0.06
 """The distance of two labels at one size, in the logarithm of the size."""
-_BOUND: Final = "v"
 _GAP: Final = Estimate(math.nan, math.nan, math.nan, 0, "geometric mean", "none", is_ratio=True)
 """What stands at a size without a speedup: a line ends before it."""
 _NOTES: Final = (
     "The reference's iterations to the target, the same at all sizes, over those of the optimizer, paired by study, "
-    "above 1 in its favor: geometric mean over seeds and tuning studies, t interval over studies. Hollow triangles: a "
-    "run of the optimizer did not reach the target and counts with its budget, so that the speedup is at most this. "
+    "above 1 in its favor: geometric mean over seeds and tuning studies, t interval over studies. Hollow: a run "
+    "of the optimizer did not reach the target and counts with its budget, so that the speedup is at most this. "
     "The table batch_size has all optimizers and the iterations",
 )
 
@@ -47,7 +47,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.set_xlabel("batch size")
         panels.fixed_ticks(panel.xaxis, of_workload.sizes)
     shown = {label for of_workload in found for label in _shown(of_workload)}
-    bound = page.hollow_entry("at most: a run missed the target", _BOUND)
+    bound = page.hollow_entry("at most: a run missed the target", markersize=5.5)
     legend = [*page.entries_of(shown), bound, page.bar_entry()]
     notes = [*_NOTES, *sentences(found, styles.workload_name, lambda label: styles.style_of(label).name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
@@ -64,17 +64,18 @@ def _shown(of_workload: Batches) -> list[str]:
 
 
 def _message(found: Iterable[Batches]) -> str:
-    """Return the title: what the reference needs at the smallest and the largest batch over what MKOR needs.
+    """Return the title: what the reference needs over what MKOR needs, from the least to the most of the batches.
 
-    It is of the first workload on which MKOR reaches the target at both; two would not fit.
+    It is of the first workload on which MKOR reaches the target at all of them; two would not fit.
     """
     for one in found:
-        ends = [one.ratios("mkor", size) if "mkor" in one.arrivals else {} for size in (one.sizes[0], one.sizes[-1])]
-        if one.reference is None or not all(ends):
+        ratios = {size: one.ratios("mkor", size) if "mkor" in one.arrivals else {} for size in one.sizes}
+        if one.reference is None or not all(ratios.values()):
             continue
-        first, last = map(_speedup, ends)
-        needs = f"{first.value:.2f} times MKOR's iterations at batch {one.sizes[0]:,}{forest.undecided(first)}"
-        needs += f", {last.value:.2f} at {one.sizes[-1]:,}{forest.undecided(last)}"
+        speedups = {size: _speedup(of_size) for size, of_size in ratios.items()}
+        open_at = [f"{size:,}" for size, speedup in speedups.items() if forest.undecided(speedup)]
+        span = page.span(f"{speedup:.2f}" for speedup in sorted(found.value for found in speedups.values()))
+        needs = f"{span} times MKOR's iterations{f' (undecided at batch {in_words(open_at)})' if open_at else ''}"
         grows = {"holds": "that grows", "fails": "that does not grow", "open": "whether that grows is open"}
         trend = f"; {said}" if (said := grows.get(one.decision("mkor"))) else ""
         reference, workload = styles.style_of(one.reference).name, styles.workload_name(one.workload)
@@ -100,7 +101,8 @@ def _draw(axes: Axes, of_workload: Batches) -> None:
         panels.draw_estimates(axes, speedups, label, place)
         missed = {size: of_workload.ratios(label, size, censored=True) for size in of_workload.sizes}
         bounds = [(place * size, _speedup(of_size).value) for size, of_size in missed.items() if of_size]
+        look = styles.style_of(label)
         for at, bound in bounds:
-            axes.plot(at, bound, marker=_BOUND, color=styles.style_of(label).color, markerfacecolor="white")
+            axes.plot(at, bound, marker=look.marker, color=look.color, markerfacecolor="white", markersize=5.5)
     axes.set_ylabel(f"speedup in iterations\nover {styles.style_of(reference).name}")
     panels.plain_log_ticks(axes)
