@@ -291,7 +291,7 @@ def test_fig04_compares_losses_of_equal_memory_where_there_are_any(copied):
     assert title_of(figure).startswith(
         "Autoencoder data (Autoencoder), an update in every step ÷ one in 100: iteration"
     )
-    assert "time KFAC 12.00, MKOR 1.20; last loss KFAC 1." in title_of(figure)
+    assert "time KFAC 12.00, MKOR 1.20; last loss, by seed, KFAC 1." in title_of(figure)
     assert not any("equal memory" in name for name in legend_of(figure))
 
 

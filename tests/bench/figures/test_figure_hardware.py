@@ -72,7 +72,7 @@ def test_the_break_even_is_the_bases_iterations_over_the_optimizers(here):
     """Truth: REACHES and two more seeds, one step later each; SGD, which never arrives, is no row."""
     _time_steps(here)
     figure = _draw(here)
-    ticks = [xs(line)[0] for line in figure.axes[0].lines if line.get_marker() == "^"]
+    ticks = [xs(line)[0] for line in figure.axes[0].lines if line.get_marker() == "D" and line.get_markersize() == 3.5]
     truth = [np.exp(np.mean([np.log((120 + seed) / (at + seed)) for seed in range(3)])) for at in (70, 80)]
     assert ticks == pytest.approx(truth)
     assert "break-even, with its interval" in legend_of(figure)
