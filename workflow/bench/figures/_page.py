@@ -173,6 +173,11 @@ def bar_entry() -> Artist:
     return guide_entry(f"{shown_level()} interval", color="#777777", **look)
 
 
+def row_bar_entry() -> Artist:
+    """Return an entry for intervals drawn as bars along rows (`_forest.draw_interval`)."""
+    return guide_entry(f"{shown_level()} interval", color="#777777", linewidth=2.2)
+
+
 def hollow_entry(name: str, marker: str = "o", **look: Any) -> Artist:
     """Return an entry with a hollow marker, by convention that of a published value."""
     return guide_entry(name, linestyle="none", marker=marker, markerfacecolor="none", **look)

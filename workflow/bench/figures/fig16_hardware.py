@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis import styles
-from workflow.bench.analysis.estimates import Estimate, mean_ratio, shown_level
+from workflow.bench.analysis.estimates import Estimate, mean_ratio
 from workflow.bench.analysis.machines import Machine
 from workflow.bench.analysis.step_times import StepTimes, TimedLabel
 from workflow.bench.analysis.time_to_target import target_ratio
@@ -99,7 +99,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"no time of a step in {results.root}: run {measure} first.")
     limits = {title: _limits(machines, model) for title, model in MODELS.items()}
     figure = _draw(measured, limits)
-    legend = [page.guide_entry(f"{shown_level()} interval", color="#777777", linewidth=2.2)]
+    legend = [page.row_bar_entry()]
     if any(limits.values()):
         legend.append(page.guide_entry("break-even, with its interval", linestyle="none", marker="D", markersize=3.5))
         notes.insert(0, _LIMITS)

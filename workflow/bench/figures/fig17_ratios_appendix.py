@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
-from workflow.bench.analysis.estimates import Estimate, shown_level
+from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.field import Contest, contests
 from workflow.bench.analysis.wording import in_words
 from workflow.bench.figures import _forest as forest
@@ -65,7 +65,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         "Left of 1 is faster. Cosines are of whole steps, with momentum; inert methods keep each gradient's direction."
     )
     legend = [
-        page.guide_entry(f"{shown_level()} interval", color="#777777", linewidth=2.2),
+        page.row_bar_entry(),
         page.guide_entry("it goes on outside", color="#777777", linestyle="none", marker=">"),
     ]
     return page.save(figure, folder, "fig17_ratios_appendix", legend, text, reading=reading)
