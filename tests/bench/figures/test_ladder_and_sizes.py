@@ -176,9 +176,8 @@ def test_fig23_draws_speedups_and_the_predicted_one(draw):
     for panel, title in zip(figure.axes[:2], ("at the final quality", "over the sweep"), strict=True):
         assert panel.get_title() == title
         for label, speeds in SPEEDUPS.items():
-            lines = lines_of(panel, label, styles.style_of(label).marker)
-            (measured,) = (ys(line) for line in lines if len(xs(line)) == len(WIDTHS))
-            (predicted,) = (ys(line) for line in lines if line.get_markerfacecolor() == "white")
+            (measured,) = (ys(line) for line in lines_of(panel, label, styles.style_of(label).marker) if len(xs(line)))
+            (predicted,) = (ys(line) for line in lines_of(panel, label, "_"))
             assert measured == pytest.approx(speeds)
             assert predicted == pytest.approx([speeds[1] ** 2 / speeds[0]])
 
@@ -191,13 +190,30 @@ def test_fig23_says_whether_the_prediction_held(draw):
     assert "Declared before the runs: at width 256" in caption_of(figure)
 
 
-def test_fig23_draws_predictions_hollow_around_the_tick(draw):
+def test_fig23_draws_predictions_around_the_tick(draw):
     """Those of all labels together stand no further from the largest width than a tenth of it."""
     panel = draw("fig23_width").axes[0]
-    hollow = [line for line in panel.lines if line.get_markerfacecolor() == "white"]
-    assert len(hollow) == len(SPEEDUPS)
-    assert np.mean([math.log(xs(line)[0] / HELD_OUT) for line in hollow]) == pytest.approx(0, abs=0.1)
-    assert all(line.get_markeredgecolor() != "white" and line.get_markersize() > 5 for line in hollow)
+    dashes = [line for line in panel.lines if line.get_marker() == "_"]
+    assert len(dashes) == len(SPEEDUPS)
+    assert np.mean([math.log(xs(line)[0] / HELD_OUT) for line in dashes]) == pytest.approx(0, abs=0.1)
+
+
+def test_fig23_draws_what_may_be_less_as_hollow(tmp_path: Path):
+    """A run that missed counts with its budget; and who misses a third of its targets has no predicted speedup."""
+    root = write_widths(tmp_path / "test-cpu" / "field")
+    runs = Results(root).runs("width")
+    missed = (runs["optimizer"] == "mkor") & (runs["seed"] == 0)
+    missed &= runs["workload_parameters"].map(lambda given: given["hidden_size"]) == WIDTHS[1]
+    status = runs["status"].mask(missed, "diverged")
+    write_rows(root / "width.runs.csv", RUN_COLUMNS, runs.assign(status=status))
+    figure = figure_of("fig23_width", Results(root))
+    assert "at most: a run missed a target" in legend_of(figure)
+    for panel in figure.axes[:2]:
+        (bounds,) = (line for line in lines_of(panel, "mkor", "o") if line.get_markerfacecolor() == "white")
+        assert [round(math.log2(x / WIDTHS[1])) for x in xs(bounds)] == [0]
+        assert lines_of(panel, "mkor", "_") == []
+        others = [line for line in panel.lines if line.get_markerfacecolor() == "white" and len(xs(line))]
+        assert others == [bounds]
 
 
 def test_fig23_calls_an_interval_around_1_undecided_before_the_largest_width_has_runs(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,13 +24,16 @@ _APART: Final = 0.07
 """The distance of two labels at one width, in the logarithm of the width."""
 _PREDICTED: Final = 0.03
 """The distance of a predicted value to the right of the measured one, in the logarithm of the width."""
-_HOLLOW: Final = 7.0
-"""The size of hollow markers: of a smaller star the inside cannot be seen."""
+_DASH: Final[Mapping[str, Any]] = {"linestyle": "none", "marker": "_", "markersize": 10, "markeredgewidth": 1.8}
+"""The look of a predicted value."""
+_HOLLOW: Final[Mapping[str, Any]] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 6, "zorder": 3}
+"""The look of a bound, on the label's own marker: of a smaller star the inside cannot be seen."""
 _NOTES: Final = (
     "AdamW's iterations over the optimizer's, geometric mean over seeds and tuning studies, t interval over studies; "
     "at the final quality: to what AdamW has reached after 90 % of its steps; over the sweep: the geometric mean over "
-    "the targets. Hollow: what a straight line through the smaller widths has at the largest, one line in each study. "
-    "The slopes are in the table width",
+    "the targets. Hollow: a run of the optimizer missed a target and counts with its budget, so that the speedup is at "
+    "most this. Dash: what a straight line through the smaller widths has at the largest, one line in each study, of "
+    "optimizers that miss few targets. The slopes are in the table width",
 )
 
 
@@ -43,10 +47,11 @@ def make(results: Results, folder: Path) -> list[Path]:
         _draw_speedups(panel, found, labels, where)
     axes[0].set_ylabel("speedup in iterations\nover AdamW")
     panels.plain_log_ticks(axes[0])
-    legend = [*page.entries_of(labels), page.hollow_entry("predicted", markersize=_HOLLOW), page.bar_entry()]
+    bound = page.hollow_entry("at most: a run missed a target", markersize=_HOLLOW["markersize"])
+    legend = [*page.entries_of(labels), page.guide_entry("predicted", **_DASH), bound, page.bar_entry()]
     notes = [*_NOTES, *sentences(found, lambda label: styles.style_of(label).name)]
     text = page.caption(results, found.runs, notes=notes, summarized=False)
-    reading = "Above 1: fewer iterations than AdamW. Hollow: predicted from smaller widths, if few targets are missed."
+    reading = "Above 1: fewer iterations than AdamW. Predicted: from the smaller widths, if few targets are missed."
     return page.save(figure, folder, "fig23_width", legend, text, _message(found), reading)
 
 
@@ -74,10 +79,12 @@ def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -
     axes.set_yscale("log")
     axes.axhline(1, color=page.GUIDE, linewidth=0.8)
     for label, place in panels.places_beside(labels, _APART).items():
-        panels.draw_estimates(axes, found.speedups(label, where), label, place)
+        speedups, missed = found.speedups(label, where), found.missed(label, where)
+        panels.draw_estimates(axes, speedups, label, place)
+        bounds = {width: speedup for width, speedup in speedups.items() if missed[width]}
+        panels.draw_estimates(axes, bounds, label, place, **_HOLLOW)
         if (extrapolated := found.extrapolated(label, where)) is not None:
-            hollow = {HELD_OUT * math.exp(_PREDICTED): extrapolated.predicted}
-            look: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": _HOLLOW, "zorder": 3}
-            panels.draw_estimates(axes, hollow, label, place, **look)
+            predicted = {HELD_OUT * math.exp(_PREDICTED): extrapolated.predicted}
+            panels.draw_estimates(axes, predicted, label, place, **_DASH)
     panels.fixed_ticks(axes.xaxis, sorted({*found.sweeps, HELD_OUT}))
     axes.set_xlabel("width")
