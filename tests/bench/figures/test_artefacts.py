@@ -466,7 +466,7 @@ def test_fig20_compares_medians_of_the_same_experiments():
     assert kept == {"mkor": {"a": {1.0: 0.4}, "b": {1.0: 0.8}}, "kaisa": ratios["kaisa"]}
     assert fig20.message(kept) == (
         "To the base's quality at 100 % of its run MKOR takes 0.60 and KFAC 0.65 of its iterations (median of 2 "
-        "experiments); MKOR fewer in 1 of 2"
+        "experiments); MKOR fewer than KFAC in 1 of 2"
     )
     assert fig20.shared({"mkor": ratios["mkor"], "kaisa": {}}) == {"mkor": ratios["mkor"], "kaisa": {}}
 

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tests.support.figures import caption_of, figure_of, legend_of, lines_of, texts_in, title_of, xs
+from tests.support.figures import below, caption_of, figure_of, legend_of, lines_of, texts_in, title_of, xs
 from tests.support.synthetic import iteration_times
 from tests.support.synthetic_hardware import REACHES, STEPS, write_machine
 from tests.support.synthetic_probes import STEP_MS, step_time, write_probe
@@ -75,14 +75,16 @@ def test_the_break_even_is_the_bases_iterations_over_the_optimizers(here):
     ticks = [xs(line)[0] for line in figure.axes[0].lines if line.get_marker() == "D" and line.get_markersize() == 3.5]
     truth = [np.exp(np.mean([np.log((120 + seed) / (at + seed)) for seed in range(3)])) for at in (70, 80)]
     assert ticks == pytest.approx(truth)
-    assert "break-even, with its interval" in legend_of(figure)
+    assert "break-even" in legend_of(figure)
+    assert "Left of its break-even a step saves time to the target. Every 10" in " ".join(below(figure))
 
 
 def test_without_the_turns_the_phases_of_all_models_are_shown(here):
     """Truth: the synthetic milliseconds of a cycle of 10 steps, for each of the three models."""
     figure = _draw(here)
     assert "the probe step_breakdown" in caption_of(figure)
-    assert [axes.get_title() for axes in figure.axes] == ["BERT", "ResNet", "Autoencoder"]
+    titles = ["BERT", "ResNet\n(no break-even known)", "Autoencoder\n(no break-even known)"]
+    assert [axes.get_title() for axes in figure.axes] == titles
     assert _rows(figure.axes[0]) == ["KFAC, every 10", "Eva", "MKOR, every 10"]
     for panel, (model, base) in zip(
         figure.axes, (("bert", "lamb"), ("resnet", "sgd"), ("autoencoder", "sgd")), strict=True

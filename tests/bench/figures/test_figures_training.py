@@ -333,12 +333,35 @@ def test_figure_2s_title_and_markers_are_the_same_numbers(tmp_path):
     assert title_of(figure).endswith(said)
 
 
+def test_figure_2_without_ratios_says_what_mkor_and_its_base_end_at(tmp_path):
+    """Truth: the medians of three runs' last losses and seconds; a run that broke down has no end to compare."""
+    parts = [
+        run_rows("bert_pretraining", "bert_pretraining", label, range(3), base="lamb", period=5, steps=150)
+        for label in ("lamb", "mkor")
+    ]
+    write_experiment(tmp_path, "bert_pretraining", parts)
+    ends = [[row for row in metrics if row["step"] == 150] for metrics, _ in parts]
+    ours, theirs = (
+        " after ".join(f"{np.median([row[key] for row in rows]):.3g}" for key in ("value", "train_seconds"))
+        for rows in (ends[1], ends[0])
+    )
+    said = f": MKOR's loss ends at {ours} s, LAMB's at {theirs} s (medians of runs)"
+    assert title_of(figure_of("fig02_bert_loss", Results(tmp_path))).endswith(said)
+    parts[0] = (
+        [row | {"status": "diverged"} for row in parts[0][0]],
+        [row | {"status": "diverged"} for row in parts[0][1]],
+    )
+    write_experiment(tmp_path, "bert_pretraining", parts)
+    assert "ends at" not in title_of(figure_of("fig02_bert_loss", Results(tmp_path)))
+
+
 def test_a_pair_whose_base_never_arrived_is_a_triangle_at_the_left(tmp_path):
     parts = reaching_parts(lamb=120.0, mkor=80.0)
     parts[0][1][2] |= dict.fromkeys(("crossing_step", "crossing_seconds"))
     write_experiment(tmp_path, "bert_pretraining", parts)
     panel = figure_of("fig02_bert_loss", Results(tmp_path)).axes[1]
     assert [xs(line) for line in lines_of(panel, "mkor", "<")] == [[0]]
+    assert "triangles those of which one never arrived" in " ".join(below(panel.figure))
     assert len(xs(lines_of(panel, "mkor", ".")[0])) == 2
 
 

@@ -52,14 +52,10 @@ def draw(root: Path):
     plt.close("all")
 
 
-def markers(axes: Axes, base: str, *, hollow: bool) -> dict[float, float]:
+def markers(axes: Axes, base: str) -> dict[float, float]:
     """Return the values of a base optimizer's markers by row."""
     look = _LOOKS[base]
-    chosen = [
-        line
-        for line in axes.lines
-        if line.get_marker() == look.marker and (line.get_markerfacecolor() == "white") == hollow
-    ]
+    chosen = [line for line in axes.lines if line.get_marker() == look.marker]
     return {ys(line)[0]: xs(line)[0] for line in chosen if to_rgb(line.get_color()) == to_rgb(look.color)}
 
 
@@ -72,11 +68,13 @@ def test_fig21_draws_iterations_over_the_base_s_in_a_row_for_each_rung(draw):
         "Alexnet data (AlexNet)",
     ]
     speeds = {CENTRING: CENTRED, **LADDER["autoencoder", "sgd", False]}
-    shown = markers(autoencoder, "sgd", hollow=False)
+    shown = markers(autoencoder, "sgd")
     truth = {[*_ROWS].index((rung, False)): 1 / speeds[rung] for rung in RUNGS}
-    assert {round(row): value for row, value in shown.items()} == pytest.approx(truth, rel=0.01)
+    assert {round(row): value for row, value in shown.items() if row < len(RUNGS) - 0.5} == pytest.approx(
+        truth, rel=0.01
+    )
     assert [label.get_text() for label in autoencoder.get_yticklabels()] == [*_ROWS.values()]
-    assert [*_ROWS][round(min(markers(alexnet, "sgd", hollow=False)))] == (CENTRING, False)
+    assert [*_ROWS][round(min(markers(alexnet, "sgd")))] == (CENTRING, False)
     # MKOR is faster than each of the three bases, and centring, too.
     assert title_of(figure).startswith(
         "MKOR saves iterations in 3 of 3 pairs of workload and base, centring the inputs in 3 of 3; whether centring "
@@ -86,27 +84,21 @@ def test_fig21_draws_iterations_over_the_base_s_in_a_row_for_each_rung(draw):
 def test_fig21_sets_centred_inputs_below_plain_ones(draw):
     """Truth: the speeds. MKOR takes 1 / 2.6 of SGD's iterations on the autoencoder, and as many with centred inputs."""
     figure = draw("fig21_ladder")
-    shown = markers(figure.axes[0], "sgd", hollow=True)
-    assert [*shown.values()] == pytest.approx([1 / speed for speed in (1.0, 1.5, 2.0)], rel=0.01)
-    assert [[*_ROWS.values()][round(row)] for row in shown] == [
-        "MKOR, centred inputs",
-        "both sides acting, centred inputs",
-        "KFAC, centred inputs",
-    ]
+    shown = {row: value for row, value in markers(figure.axes[0], "sgd").items() if row > len(RUNGS) - 0.5}
+    assert [*shown.values()] == pytest.approx([1 / speed for speed in (1.0, 2.0)], rel=0.01)
+    assert [[*_ROWS.values()][round(row)] for row in shown] == ["MKOR, centred inputs", "KFAC, centred inputs"]
 
 
 def test_fig21_has_a_legend_entry_for_each_kind_of_marker_and_no_other(draw):
     figure = draw("fig21_ladder")
     looks = {
-        (line.get_marker(), to_rgb(line.get_color()), line.get_markerfacecolor() == "white")
+        (line.get_marker(), to_rgb(line.get_color()))
         for panel in figure.axes
         for line in panel.lines
         if line.get_marker() != "None"
     }
     entries = [line for line in figure.legends[0].get_lines() if line.get_marker() != "None"]
-    assert looks == {
-        (line.get_marker(), to_rgb(line.get_color()), line.get_markerfacecolor() == "white") for line in entries
-    }
+    assert looks == {(line.get_marker(), to_rgb(line.get_color())) for line in entries}
 
 
 def test_fig21_says_what_the_runs_decide(draw):
@@ -119,7 +111,7 @@ def test_fig21_says_what_the_runs_decide(draw):
     )
 
 
-def test_fig21_differs_in_marker_and_fill_where_it_differs_in_color():
+def test_fig21_differs_in_marker_where_it_differs_in_color():
     assert len({look.marker for look in _LOOKS.values()}) == len(BASES)
 
 

@@ -83,12 +83,16 @@ def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, be
     axes.plot(values, [row + below] * len(values), ".", color=styles.style_of(label).color, markersize=3, alpha=0.75)
 
 
-def draw_censored(axes: Axes, ratios: Sequence[float], height: float, label: str) -> None:
-    """Put a triangle at the left edge if a ratio is 0, its base never arrived, and at the right if one is infinite."""
+def draw_censored(axes: Axes, ratios: Sequence[float], height: float, label: str) -> bool:
+    """Put a triangle at the left edge if a ratio is 0, its base never arrived, and at the right if one is infinite.
+
+    Return whether there is a triangle.
+    """
     look: dict[str, Any] = {"color": styles.style_of(label).color, "markersize": 3.2, "clip_on": False}
     for edge, marker, ratio in ((0, "<", 0.0), (1, ">", math.inf)):
         if ratio in ratios:
             axes.plot(edge, height, marker=marker, transform=axes.get_yaxis_transform(), **look)
+    return 0.0 in ratios or math.inf in ratios
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,10 @@ def make(results: Results, folder: Path, name: str, subject: Subject) -> list[Pa
     cut = _draw_curves(axes[0], drawn, subject, goals)
     words: dict[Quantity, str] = {"steps": subject.steps, "seconds": "time"}
     ratios: dict[Quantity, dict[str, Estimate]] = {}
+    censored = False
     for panel, (quantity, word) in zip(axes[1:], words.items(), strict=False):
-        ratios[quantity] = _draw_ratios(panel, runs, labels, base, quantity, times)
+        ratios[quantity], is_censored = _draw_ratios(panel, runs, labels, base, quantity, times)
+        censored |= is_censored
         for label, hollow in subject.paper.get(quantity, {}).items():
             if label in labels:
                 look: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "markersize": 4}
@@ -93,11 +95,13 @@ def make(results: Results, folder: Path, name: str, subject: Subject) -> list[Pa
     note = form.format(steps=subject.steps.capitalize(), metric=subject.metric)
     notes = [*subject.notes, note, measured.note(styles.workload_name), cut]
     text = page.caption(results, runs, notes=[*filter(None, notes)])
-    reading = "Left of 1 is faster. Dots are pairs of runs, triangles those of which one never arrived."
+    triangles = ", triangles those of which one never arrived" if censored else ""
+    reading = f"Left of 1 is faster. Dots are pairs of runs{triangles}."
     reading += " Inert: keeps the gradient's direction." if inert else ""
     if any(not ratio.has_interval for of_labels in ratios.values() for ratio in of_labels.values()):
-        reading += " No bar: no interval with such a pair."
+        reading += " No bar: no interval."
     title = _message(runs, base, {words[quantity]: of_labels for quantity, of_labels in ratios.items()})
+    title = title or _ends(runs, values, base, subject)
     return page.save(figure, folder, name, legend, text, title, reading if goals else "")
 
 
@@ -113,12 +117,15 @@ def _draw_curves(axes: Axes, drawn: pd.DataFrame, subject: Subject, goals: Seque
 
 def _draw_ratios(
     axes: Axes, runs: pd.DataFrame, labels: Sequence[str], base: str, quantity: Quantity, times: StepTimes
-) -> dict[str, Estimate]:
-    """Draw a row per label: what it took to the target over what the base took, by seed; return the drawn ratios."""
+) -> tuple[dict[str, Estimate], bool]:
+    """Draw a row per label: what it took to the target over what the base took, by seed.
+
+    Return the drawn ratios, and whether some pair has a triangle in place of a dot.
+    """
     axes.axvline(1, color=page.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     axes.margins(x=0.12)  # room for triangles at the edges
-    of_base, drawn = runs[runs["optimizer"] == base], {}
+    of_base, drawn, censored = runs[runs["optimizer"] == base], {}, False
     for row, label in enumerate(labels):
         of_label = runs[runs["optimizer"] == label]
         ours, theirs = shared_seeds(to_target(of_label, quantity), to_target(of_base, quantity))
@@ -133,9 +140,9 @@ def _draw_ratios(
             forest.draw_estimate(axes, found.ratio, row, label, runs=by_seed)
             drawn[label] = replace(found.ratio, value=forest.shown_value(found.ratio, by_seed))
         forest.draw_runs(axes, [ratio for ratio in by_seed if 0 < ratio < math.inf], row, label)
-        forest.draw_censored(axes, by_seed, row + 0.26, label)
+        censored |= forest.draw_censored(axes, by_seed, row + 0.26, label)
     panels.fixed_ticks(axes.xaxis, (0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5))
-    return drawn
+    return drawn, censored
 
 
 def _name_rows(axes: Sequence[Axes], runs: pd.DataFrame, labels: Sequence[str]) -> bool:
@@ -174,3 +181,20 @@ def _message(runs: pd.DataFrame, base: str, ratios: Mapping[str, Mapping[str, Es
     (remark, *_) = remarks.values()
     shared = f" ({'both ' if len(found) > 1 else ''}{remark})" if alike and remark else ""
     return f"{styles.data_title(runs)}: MKOR reaches the target in {' and '.join(parts)}{shared}"
+
+
+def _ends(runs: pd.DataFrame, values: pd.DataFrame, base: str, subject: Subject) -> str:
+    """Return the title of curves without ratios: what MKOR and the base end at, and when; empty if a run broke down."""
+    shown = values[values["optimizer"].isin(("mkor", base))]
+    last = shown.sort_values("step").groupby("run").tail(1)
+    medians = last.groupby("optimizer")[["value", "train_seconds"]].median()
+    if {"mkor", base} - {*medians.index} or base == "mkor" or (last["status"] != "finished").any():
+        return ""
+    length, unit = page.time_unit(float(medians["train_seconds"].max()))
+    ours, theirs = (
+        f"{subject.target(float(f'{value:.3g}'))} after {seconds / length:.3g} {unit}"
+        for value, seconds in medians.loc[["mkor", base]].to_numpy()
+    )
+    of = "one run each" if len(last) == 2 else "medians of runs"
+    name = styles.style_of(base).name
+    return f"{styles.data_title(runs)}: MKOR's {subject.metric} ends at {ours}, {name}'s at {theirs} ({of})"

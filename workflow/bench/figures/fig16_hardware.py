@@ -101,7 +101,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     figure = _draw(measured, limits)
     legend = [page.row_bar_entry()]
     if any(limits.values()):
-        legend.append(page.guide_entry("break-even, with its interval", linestyle="none", marker="D", markersize=3.5))
+        legend.append(page.guide_entry("break-even", linestyle="none", marker="D", markersize=3.5))
         notes.insert(0, _LIMITS)
     notes = [_TURNS if is_timed else _PHASES, *notes, *comparison.describe(machines, EXPERIMENTS)]
     runs, absent = pd.DataFrame(), []
@@ -110,8 +110,21 @@ def make(results: Results, folder: Path) -> list[Path]:
         absent = [name for name in EXPERIMENTS if own.runs(name).empty]
         absent += [f"probe {name}" for name in PROBES if not (own.root / "probes" / f"{name}.csv").exists()]
     text = page.caption(results, runs, notes=notes, absent=absent)
-    reading = "Left of its break-even a step saves time to the target; arrows: no end. Every 10: one in 10 refreshes."
+    reading = f"{_reading(limits)}Every 10: one in 10 refreshes."
     return page.save(figure, folder, "fig16_hardware", legend, text, _message(measured), reading)
+
+
+def _reading(limits: Mapping[str, Mapping[str, Estimate]]) -> str:
+    """Return the sentence on break-even points, with what is drawn of their intervals; empty without any."""
+    drawn = [limit for of_model in limits.values() for limit in of_model.values()]
+    if not drawn:
+        return ""
+    remarks = {
+        "arrows: no end": any(limit.has_interval and (limit.low == 0 or limit.high == math.inf) for limit in drawn),
+        "no bar: no interval": not all(limit.has_interval for limit in drawn),
+    }
+    said = "; ".join(remark for remark, is_drawn in remarks.items() if is_drawn)
+    return f"Left of its break-even a step saves time to the target{f' ({said})' if said else ''}. "
 
 
 def _of_turns(machine: Machine, model: Model, notes: list[str]) -> list[Step]:
@@ -175,7 +188,8 @@ def _draw(measured: Mapping[str, Mapping[str, Sequence[Step]]], limits: Mapping[
         if len(measured) > 1:  # a machine alone is named below the panels
             axes[row, 0].set_ylabel(textwrap.fill(name, 18), fontsize=7)
     for column, title in enumerate(titles):
-        axes[0, column].set_title(title)
+        lacks = any(limits.values()) and not limits[title]
+        axes[0, column].set_title(f"{title}\n(no break-even known)" if lacks else title, fontsize=7.5)
         axes[-1, column].set_xlabel(f"times {styles.style_of(MODELS[title].base).name}'s\nstep time")
     return figure
 
@@ -184,6 +198,7 @@ def _draw_steps(axes: Axes, steps: Sequence[Step], limits: Mapping[str, Estimate
     """Draw a row for each step, and below its marker what it may take."""
     axes.set_xscale("log")
     axes.axvline(1, color=page.GUIDE, linewidth=0.8)
+    axes.margins(x=0.1)
     for row, step in enumerate(steps):
         forest.draw_estimate(axes, step.ratio, row, step.label)
         if limit := limits.get(step.label):

@@ -136,7 +136,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     for panel, label in zip(axes, drawn, strict=True):
         _draw(panel, label, ratios[label], markers)
     axes[0].set_ylabel("iterations, base: 1")
-    panels.plain_log_ticks(axes[0])
+    panels.fixed_ticks(axes[0].yaxis, (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 4))
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
     gray = [page.guide_entry(name, marker=marker, **_GRAY) for name, marker in markers.items()]
     legend = [page.guide_entry("median of experiments", linewidth=1.8), *gray]
@@ -180,9 +180,9 @@ def _draw(axes: Axes, label: str, ratios: Ratios, markers: Mapping[str, str]) ->
     axes.set_yscale("log")
     axes.axhline(1, color=page.GUIDE, linewidth=0.8)
     for name, one in ratios.items():
-        axes.plot([100 * share for share in one], [*one.values()], marker=markers[name], zorder=1, **_GRAY)
+        axes.plot([100 * share for share in one], [*one.values()], marker=markers[name], zorder=3, **_GRAY)
     middle = _medians(ratios)
-    line = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.8}
+    line = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.8, "zorder": 2}
     axes.plot([100 * share for share in middle], [*middle.values()], **line)
     axes.set_xlabel("target: base's steps (%)")
 
@@ -213,4 +213,4 @@ def message(ratios: Mapping[str, Ratios]) -> str:
     title = f"To the base's quality at {100 * last:.0f} % of its run {takes} of its iterations ({of})"
     pairs = [(there["mkor"][name], other) for name, other in there.get("kaisa", {}).items() if name in there["mkor"]]
     fewer = sum(ours < theirs for ours, theirs in pairs)
-    return f"{title}; MKOR fewer in {fewer} of {len(pairs)}" if len(pairs) > 1 else title
+    return f"{title}; MKOR fewer than KFAC in {fewer} of {len(pairs)}" if len(pairs) > 1 else title

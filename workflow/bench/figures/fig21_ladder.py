@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -37,21 +36,21 @@ _LOOKS: Final = {
 }
 _APART: Final = 0.19
 """The distance of the two base optimizers from the middle of a row."""
-_ENDS: Final = ("mkor", "both_sides", "kfac")
-"""The rungs that are trained with centred inputs, too."""
-_ROWS: Final = {
-    (rung, centred): f"{name}, centred inputs" if centred else name
-    for rung, name in RUNGS.items()
-    for centred in ((False, True) if rung in _ENDS else (False,))
+_CENTRED: Final = ("mkor", "kfac")
+"""The rungs that have a row with centred inputs, too; the table ladder has all."""
+_ROWS: Final = {(rung, False): name for rung, name in RUNGS.items()} | {
+    (rung, True): f"{RUNGS[rung]}, centred inputs" for rung in _CENTRED
 }
 """The names of the rows, by rung and inputs."""
-_BAR: Final = "#333333"
+_BAR: Final = "#222222"
+_FACE: Final = 0.3
+"""The opacity of a marker's face: on a dark one a narrow interval cannot be seen."""
 _ROW_INCHES: Final = 0.23
 _NOTES: Final = (
     "Iterations over those of the base optimizer: geometric mean over the sweep's targets, seeds and tuning studies, t "
-    "interval over studies; below 1 saves iterations. The base has the same inputs (hollow: centred ones); centring "
-    "alone is the base optimizer with centred inputs over itself with plain ones. The title counts intervals that lie "
-    "below 1. Shares of KFAC's gain and the decisions on the prediction are in the table ladder",
+    "interval over studies; below 1 saves iterations. The base has the same inputs; centring alone is the base "
+    "optimizer with centred inputs over itself with plain ones. The title counts intervals that lie below 1. Shares of "
+    "KFAC's gain, both sides acting on centred inputs and the decisions on the prediction are in the table ladder",
 )
 
 
@@ -68,6 +67,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.axvline(1, color=page.GUIDE, linewidth=0.8)
         panel.set_xscale("log")
         panel.set_xlabel("iterations, base: 1", fontsize=7)
+        panel.axhline(len(RUNGS) - 0.5, color=page.SOFT, linewidth=0.6)
         for ladder in of_workload:
             _draw(panel, ladder)
     forest.name_rows(axes[0], _ROWS.values())
@@ -78,30 +78,29 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes = [*_NOTES, *sentences(found, styles.workload_name)]
     notes += [f"Not shown: {'; '.join(left_out)}"] if left_out else []
     text = page.caption(results, runs_of(found), notes=notes, summarized=False)
-    reading = "Left of 1: fewer iterations than the base. From top to bottom, rungs keep more of a layer."
+    reading = "Left of 1: fewer iterations than the base. Rungs above the line keep more of a layer from top to bottom."
     return page.save(figure, folder, "fig21_ladder", _entries(), text, _message(found), reading)
 
 
 def _draw(axes: Axes, ladder: Ladder) -> None:
-    """Draw one ladder's markers with their intervals, hollow with centred inputs."""
+    """Draw one ladder's markers with their intervals."""
     look, apart = _LOOKS[ladder.base], _APART * (2 * list(BASES).index(ladder.base) - 1)
     for row, (rung, centred) in enumerate(_ROWS):
         if centred != ladder.centred or (ratio := ladder.ratio(rung)) is None:
             continue
-        face = "white" if centred else look.color
-        axes.plot(ratio.value, row + apart, marker=look.marker, color=look.color, markersize=3.4, markerfacecolor=face)
+        axes.plot(ratio.value, row + apart, marker=look.marker, color=look.color, **_faint(look))
         if ratio.has_interval:
-            # Over the marker: a narrow interval would vanish below it.
             axes.hlines(row + apart, ratio.low, ratio.high, color=_BAR, linewidth=1.0, zorder=4)
 
 
+def _faint(look: styles.MethodStyle) -> dict[str, Any]:
+    """Return the properties of a marker on which an interval can be seen."""
+    return {"markersize": 3.8, "markerfacecolor": (look.color, _FACE)}
+
+
 def _entries() -> list[Artist]:
-    centred = [replace(look, name=f"{look.name}, centred inputs") for look in _LOOKS.values()]
-    return [
-        *map(page.marker_entry, _LOOKS.values()),
-        *(page.marker_entry(look, markerfacecolor="white") for look in centred),
-        page.guide_entry(f"{shown_level()} interval", color=_BAR, linewidth=1.0),
-    ]
+    interval = page.guide_entry(f"{shown_level()} interval", color=_BAR, linewidth=1.0)
+    return [*(page.marker_entry(look, **_faint(look)) for look in _LOOKS.values()), interval]
 
 
 def _message(found: Sequence[Ladder]) -> str:
