@@ -20,12 +20,12 @@ from tests.support.synthetic_probes import COUNTED, PHASE_MS, PROJECTED, REFRESH
 from workflow.bench.analysis import styles
 from workflow.bench.figures import fig03_step_breakdown as fig03
 from workflow.bench.figures import fig08_kfac_spectra as fig08
-from workflow.bench.figures import fig09_scalability as fig09
 from workflow.bench.figures import fig10_rank1_over_training as fig10
 from workflow.bench.figures import fig15_communication as fig15
 from workflow.bench.figures import fig18_factors as fig18
 from workflow.bench.figures._panels import amount
-from workflow.bench.results.tables import Results
+from workflow.bench.figures.fig09_speedup_appendix import speedups
+from workflow.bench.results.tables import NoDataError, Results
 
 Draw = Callable[..., Figure]
 
@@ -204,41 +204,67 @@ def test_fig08_appendix_marks_what_float32_does_not_resolve(draw):
 
 def test_fig09_speedups_are_paired_by_repeat(draw):
     """Truth: the step of p workers takes 1 / p ** 0.5 of the step of one worker in every repeat."""
-    figure = draw("fig09_scalability")
+    figure = draw("fig09_speedup_appendix")
+    (panel,) = figure.axes
     for label in ("sgd", "mkor", "kaisa"):
-        assert [ys(line)[0] for line in lines(figure.axes[0], label)] == pytest.approx([2**0.5, 2])
-    assert figure.axes[0].get_title() == "Wide autoencoder, 2 workers:\n1.41 times"
+        markers = [line for line in lines(panel, label) if line.get_marker() != "."]
+        dots = [line for line in lines(panel, label) if line.get_marker() == "."]
+        assert [ys(line)[0] for line in markers] == pytest.approx([2**0.5, 2])
+        # The repeats stand beside the marker, which would hide them.
+        for marker, beside in zip(markers, dots, strict=True):
+            assert ys(beside) == pytest.approx(ys(marker) * 3)
+            assert min(xs(beside)) > xs(marker)[0] + 0.03
+    assert title_of(figure) == "Wide autoencoder, measured: speedup of 2 workers SGD 1.41, KFAC 1.41, MKOR 1.41"
     assert "on a machine of 2 cores" in caption_of(figure)
 
 
 def test_fig09_names_the_means_that_it_draws_and_not_the_extremes(draw):
-    """The panel's title once had the least and the most of single repeats, which no marker showed."""
+    """The title once had the least and the most of single repeats, which no marker showed."""
     rows = synthetic_probes.scaling()
     rows.loc[(rows["workers"] == 2) & (rows["repeat"] == 0), "value"] *= 2
-    axes = draw("fig09_scalability", scaling=rows).axes[0]
-    drawn = {f"{ys(lines(axes, label)[0])[0]:.2f}" for label in ("sgd", "mkor", "kaisa")}
+    figure = draw("fig09_speedup_appendix", scaling=rows)
+    drawn = {f"{ys(lines(figure.axes[0], label)[0])[0]:.2f}" for label in ("sgd", "mkor", "kaisa")}
     assert drawn == {f"{2**0.5 / 2 ** (1 / 3):.2f}"}
-    assert axes.get_title().endswith(f"{drawn.pop()} times (undecided)")
+    assert title_of(figure).endswith(f"MKOR {drawn.pop()} (undecided)")
 
 
 def test_fig09_leaves_a_repeat_without_its_pair_out():
     steps = pd.DataFrame({"workers": [1, 2, 2], "repeat": [0, 0, 1], "value": [8.0, 5.0, 1.0]})
-    assert fig09.speedups(steps) == {1: {0: 1.0}, 2: {0: 1.6}}
-    assert fig09.speedups(steps[steps["workers"] == 2]) == {}
+    assert speedups(steps) == {1: {0: 1.0}, 2: {0: 1.6}}
+    assert speedups(steps[steps["workers"] == 2]) == {}
 
 
-def test_fig09_of_a_tier_without_the_probe_scaling_has_the_model_alone(draw, tmp_path):
-    rows = pd.read_csv(write_probes(tmp_path / "test-cpu" / "embedded") / "probes" / "scaling.csv")
-    figure = draw("fig09_scalability", scaling=rows[:0])
-    assert [axes.get_ylabel() for axes in figure.axes] == ["step ÷ base's"]
-    assert "probe scaling" in caption_of(figure)
-    assert "one repeat" not in legend_of(figure)
+def test_fig09_has_the_model_where_few_workers_were_measured(draw):
+    figures = [draw("fig09_scalability"), draw("fig09_scalability", scaling=synthetic_probes.scaling().head(0))]
+    for figure in figures:
+        assert [axes.get_ylabel() for axes in figure.axes] == ["step ÷ base's"]
+        assert "one repeat" not in legend_of(figure)
+    assert [("probe scaling" in caption_of(figure)) for figure in figures] == [False, True]
+
+
+@pytest.mark.parametrize(("cores", "is_measured"), [(16, True), (2, False)])
+def test_fig09_has_the_measured_speedup_where_many_workers_with_a_core_each_were_measured(draw, cores, is_measured):
+    """Truth: an efficiency of 1 / p ** 0.5, so that 16 workers are 4 times as fast as one."""
+    rows = synthetic_probes.scaling(cores=cores)
+    many = rows[rows["workers"] == 4].assign(workers=16, batch=64)
+    figure = draw("fig09_scalability", scaling=pd.concat([rows, many.assign(value=many["value"] / 2)]))
+    assert (figure.axes[0].get_ylabel() == "speedup over one worker") == is_measured
+    expected = "Wide autoencoder, measured: speedup of 16 workers SGD 4.00, KFAC 4.00, MKOR 4.00"
+    assert (title_of(figure) == expected) == is_measured
+    assert len(figure.axes) == 1
+
+
+def test_fig09_of_one_worker_has_no_speedup(draw):
+    """A GPU alone is one worker, of which the probe measures a step without others."""
+    rows = synthetic_probes.scaling()
+    with pytest.raises(NoDataError, match="no more than one worker"):
+        draw("fig09_speedup_appendix", scaling=rows[rows["workers"] == 1])
 
 
 def test_fig09_draws_the_model_dashed_and_labels_it(draw):
     """Truth: `COUNTED`; a sharded base keeps 1e11 bytes over the ranks, a method 1e10 more on each."""
     figure, appendix = draw("fig09_scalability"), draw("fig09_model_appendix")
-    small, (steps, memory, sent) = figure.axes[1], appendix.axes
+    (small,), (steps, memory, sent) = figure.axes, appendix.axes
     for label, factor in COUNTED.items():
         if label != "mkor_windowed":
             assert [ys(line) for line in lines(small, label, dashed=True)] == [pytest.approx([factor] * 3)]
@@ -248,7 +274,7 @@ def test_fig09_draws_the_model_dashed_and_labels_it(draw):
         assert ys(lines(sent, label, dashed=True)[0]) == pytest.approx([1e8] * 3)
     assert not lines(small, "mkor_windowed", dashed=True)
     assert "a step takes 1.60 (MKOR) and 2.50 (KFAC) times the base optimizer's" in title_of(figure)
-    assert "Gray: computed by a model." in " ".join(below(figure))
+    assert "All of it is computed by a model" in " ".join(below(figure))
     assert "at the floor, by formulas, BERT-Large's on 1,024 GPUs take MKOR (exact rule) 1.50" in caption_of(figure)
     assert "at 64 GPUs over 8: LAMB 1, MKOR (exact rule) 1" in caption_of(figure)
     assert "Under DistributedDataParallel a rank would keep: AdamW 100 GB, MKOR 110 GB." in caption_of(appendix)
@@ -274,7 +300,7 @@ def test_fig09_models_legend_has_the_lines_that_are_drawn(draw):
 
 def test_fig09_of_an_earlier_version_has_the_floor(draw):
     figure = draw("fig09_scalability", projection=synthetic_probes.projection().drop(columns="step_ms_counted"))
-    assert ys(lines(figure.axes[1], "mkor", dashed=True)[0]) == pytest.approx([PROJECTED["mkor"]] * 3)
+    assert ys(lines(figure.axes[0], "mkor", dashed=True)[0]) == pytest.approx([PROJECTED["mkor"]] * 3)
     assert "kernels move" not in caption_of(figure)
 
 
@@ -306,7 +332,7 @@ def test_fig09_leaves_an_earlier_model_of_this_machines_links_out(draw):
     """Results of earlier versions have rows of a model beside those measured."""
     rows = synthetic_probes.scaling()
     model = rows[rows["repeat"] == 0].assign(source="model", workers=512, value=1.0)
-    figure = draw("fig09_scalability", scaling=pd.concat([rows, model]))
+    figure = draw("fig09_speedup_appendix", scaling=pd.concat([rows, model]))
     assert max(x for line in figure.axes[0].lines for x in xs(line)) < 8
 
 

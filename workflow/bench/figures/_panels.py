@@ -139,11 +139,11 @@ def accuracy_axis(axis: Axis, values: pd.Series) -> None:
     )
     low = max(float(values.min()) - 0.02, 0.0) if len(values) else 0.0
     axis.axes.set_ylim(low, 1 - nearest)
-    axis.set_major_locator(
-        FixedLocator([tick for tick in (0, 0.5, 0.8, 0.9, 0.97, 0.99, 0.997) if low <= tick < 1 - nearest])
-    )
+    ticks = {tick: f"{100 * tick:g}" for tick in (0, 0.5, 0.8, 0.9, 0.97, 0.99, 0.997) if low <= tick < 1 - nearest}
+    if (values >= 1).any():
+        ticks[1 - nearest] = "100"
+    axis.set_ticks([*ticks], [*ticks.values()])
     axis.set_minor_locator(NullLocator())
-    percent_axis(axis)
 
 
 def profile_axes(axes: Axes, end: float) -> None:

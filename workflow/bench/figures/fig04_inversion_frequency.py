@@ -1,9 +1,9 @@
-"""Figure 4: iteration time and loss over the inverse update period."""
+"""Figure 4: iteration time, and loss over that of the longest period, over the inverse update period."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.curves import last_common_values
-from workflow.bench.analysis.estimates import estimate, median_minimum, paired_ratio
+from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum, paired_ratio
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -42,7 +42,7 @@ _PAPER_LOOK: Final[Any] = {"markerfacecolor": "white", "markeredgewidth": 1.1, "
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw (a) the mean iteration time and (b) the last validation loss over the inverse update period, by workload."""
+    """Draw (a) the mean iteration time and (b) ratios of the last validation loss over the period, by workload."""
     times, paper = results.probe("iteration_time"), published("iteration_time_ms")
     times = times[times["optimizer"].isin(_METHODS)]
     metrics = {experiment: results.metrics(experiment) for experiment in EXPERIMENTS}
@@ -54,28 +54,25 @@ def make(results: Results, folder: Path) -> list[Path]:
         for workload, (experiment, model) in WORKLOADS.items()
         if (times["workload"] == workload).any() or len(results.runs(experiment))
     }
-    figure, axes = page.new_figure(len(shown), 2, height=0.5 + 1.75 * len(shown), sharex="col")
-    losses: dict[str, pd.DataFrame] = {}
-    steps: list[str] = []
-    for (left, right), (workload, (experiment, model)) in zip(axes, shown.items(), strict=True):
+    losses, compared = _losses({workload: metrics[experiment] for workload, (experiment, _) in shown.items()})
+    figure, axes = page.new_figure(len(shown), 2 if losses else 1, height=0.5 + 1.75 * len(shown), sharex="col")
+    longest = _longest(losses.values())
+    for (left, *right), (workload, (experiment, model)) in zip(axes, shown.items(), strict=True):
         runs_of = results.runs(experiment)
-        name = styles.data_title(runs_of) if len(runs_of) else styles.workload_name(workload)
-        left.set_title(f"(a) {name}")
+        left.set_title(f"(a) {styles.data_title(runs_of) if len(runs_of) else styles.workload_name(workload)}")
         _draw_times(left, times[times["workload"] == workload], paper[paper["model"] == model])
-        try:
-            last, step = last_common_values(panels.losses_to_compare(metrics[experiment]))
-            losses[name] = of_methods(last)
-            _draw_losses(right, losses[name])
-            right.set_title("(b) equal memory in steps" if has_equal_memory(last) else "(b) one decay for all periods")
-            steps.append(f"{styles.workload_name(workload)} after {step:g} iterations")
-        except NoDataError:
-            reasons = runs_of["reason"].dropna()
-            panels.explain_empty(right, str(reasons.iloc[0]) if len(reasons) else f"{experiment} has no finished run")
-    _finish(axes, {*map(float, paper["inverse_update_period"]), *map(float, times["inverse_update_period"])})
+        for panel in right:
+            if workload in losses:
+                _draw_losses(panel, losses[workload], longest)
+            else:
+                reasons = runs_of["reason"].dropna()
+                panels.explain_empty(panel, str(reasons.iloc[0]) if len(reasons) else f"{experiment} has no losses")
+    every = pd.concat([frame["inverse_update_period"] for frame in (paper, times, *losses.values())])
+    _finish(axes, longest, {*every.astype(float)})
     text = page.caption(
         results,
         pd.concat([results.runs(experiment) for experiment in EXPERIMENTS], ignore_index=True),
-        notes=_notes(times, steps),
+        notes=_notes(times, compared),
         absent=[
             *([] if len(times) else ["probe iteration_time"]),
             *(experiment for experiment, frame in metrics.items() if frame.empty),
@@ -85,9 +82,31 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = _legend(drawn, paper)
     if any(panel.collections for panel in axes.flat):
         legend.append(page.bar_entry())
-    message = _message(times[times["workload"].isin(shown)], losses)
+    message = _message(times[times["workload"].isin(shown)], longest)
     reading = "Hollow: the paper's times, of its model on its GPUs."
     return page.save(figure, folder, "fig04_inversion_frequency", legend, text, message, reading)
+
+
+def _losses(metrics: Mapping[str, pd.DataFrame]) -> tuple[dict[str, pd.DataFrame], list[str]]:
+    """Return by workload the last losses of `_METHODS`, where runs finished, and what they are in words."""
+    losses, compared = {}, []
+    for workload, rows in metrics.items():
+        try:
+            last, step = last_common_values(panels.losses_to_compare(rows))
+        except NoDataError:
+            continue
+        if _longest([chosen := of_methods(last)]) == 0:
+            continue
+        losses[workload] = chosen
+        memory = "equal memory in steps" if has_equal_memory(last) else "one decay for all periods"
+        compared.append(f"{styles.workload_name(workload)} after {step:g} iterations, {memory}")
+    return losses, compared
+
+
+def _longest(frames: Iterable[pd.DataFrame]) -> float:
+    """Return the longest period of the frames' rows; 0 without one that is longer than 1."""
+    periods = [float(frame["inverse_update_period"].max()) for frame in frames]
+    return min((period for period in periods if period > 1), default=0.0)
 
 
 def has_equal_memory(last: pd.DataFrame) -> bool:
@@ -102,16 +121,21 @@ def of_methods(last: pd.DataFrame) -> pd.DataFrame:
     return chosen.assign(optimizer=chosen["optimizer"].map(names))
 
 
-def _finish(axes: np.ndarray, periods: Collection[float]) -> None:
-    """Set the axes of periods, and name all axes."""
-    for left, right in axes:
-        left.set_ylabel("iteration time (ms)")
-        right.set_ylabel("last validation loss")
-    for panel in axes[-1]:
-        panel.set_xscale("log")
-        panels.fixed_ticks(panel.xaxis, periods)
-        panel.set_xlim(min(periods) / 1.6, max(periods) * 1.6)
-        panel.set_xlabel("inverse update period (iterations)")
+def _finish(axes: np.ndarray, longest: float, periods: Collection[float]) -> None:
+    """Set the axes of periods, name all axes, and give the ratios of losses one scale, on which a flat line is flat."""
+    names = ("iteration time (ms)", f"loss ÷ that at period {longest:g}")
+    for column, name, most in zip(axes.T, names, (math.inf, longest), strict=False):
+        shown = [period for period in periods if period <= most]
+        column[-1].set_xscale("log")
+        panels.fixed_ticks(column[-1].xaxis, shown)
+        column[-1].set_xlim(min(shown) / 1.6, max(shown) * 1.6)
+        column[-1].set_xlabel("inverse update period (iterations)")
+        for panel in column:
+            panel.set_ylabel(name)
+    ratios = [panel for panel in axes[:, 1:].flat if panel.has_data()]
+    limits = [limit for panel in ratios for limit in panel.get_ylim()]
+    for panel in ratios:
+        panel.set_ylim(min(limits), max(limits))
 
 
 def _legend(drawn: Collection[str], paper: pd.DataFrame) -> list[Artist]:
@@ -121,63 +145,53 @@ def _legend(drawn: Collection[str], paper: pd.DataFrame) -> list[Artist]:
     return [*page.entries_of(drawn), *papers]
 
 
-def _message(times: pd.DataFrame, losses: Mapping[str, pd.DataFrame]) -> str:
-    """Return the title: what an update in every step costs, and of one workload gives, over one at a longer period."""
-    periods = [frame["inverse_update_period"].max() for frame in (times, *losses.values())]
-    longest = min((period for period in periods if period > 1), default=0)
-    took = _ratios([rows for _, rows in times.groupby("workload")], "iteration_ms", "repeat", longest)
-    if not took:
-        return ""
-    costs = f"update in every step ÷ one in {longest:,.0f}: iteration time {took}"
-    if len(losses) != 1 or times["workload"].nunique() > 1:
-        return f"An {costs}"
-    ((name, last),) = losses.items()
-    gained = _ratios([last], "value", "seed", longest)
-    return f"{name}, an {costs}{'; last loss, by seed, ' if gained else ''}{gained}"
+def _message(times: pd.DataFrame, longest: float) -> str:
+    """Return the title: how much longer iterations are with an update in every step, over the panels' workloads.
 
-
-def _ratios(frames: Sequence[pd.DataFrame], column: str, unit: str, longest: float) -> str:
-    """Return by method the least and the most of the frames' values at period 1 over those at ``longest``, as text.
-
-    unit: the column by which values are paired.
+    longest: the period of the losses, with which every step is compared; 0 if there are none.
     """
+    rarely = longest or _longest([times])
     phrases = []
     for label in _METHODS:
-        found = []
-        for frame in frames:
-            of_label = frame[frame["optimizer"] == label]
-            often, rarely = (
-                {int(key): float(value) for key, value in zip(rows[unit], rows[column], strict=True)}
-                for rows in (of_label[of_label["inverse_update_period"] == period] for period in (1, longest))
-            )
-            if ratio := paired_ratio(often, rarely):
-                found.append(ratio)
-        if found:
-            span = page.span(f"{value:.2f}" for value in sorted(ratio.value for ratio in found))
-            remark = max((forest.undecided(ratio) for ratio in found), key=len)
-            phrases.append(f"{styles.style_of(label).short} {span}{remark}")
-    return ", ".join(phrases)
+        ratios = [
+            found[1.0]
+            for _, rows in times[times["optimizer"] == label].groupby("workload")
+            if 1.0 in (found := _over(rows, "iteration_ms", "repeat", rarely))
+        ]
+        if ratios:
+            span = page.span(f"{value:.2f}" for value in sorted(ratio.value for ratio in ratios))
+            remark = max((forest.undecided(ratio) for ratio in ratios), key=len)
+            phrases.append(f"{styles.style_of(label).short} {span} times{remark}")
+    taken = ", ".join(phrases)
+    return f"Iterations with an update in every step take {taken} as long as with one in {rarely:,.0f}" if taken else ""
 
 
-def _notes(times: pd.DataFrame, steps: Sequence[str]) -> list[str]:
+def _over(rows: pd.DataFrame, column: str, unit: str, longest: float) -> dict[float, Estimate]:
+    """Return by period the estimates of a label's values over those at the longest period, paired by ``unit``."""
+    by_period = {
+        float(str(period)): dict(zip(of_period[unit].astype(int), of_period[column].astype(float), strict=True))
+        for period, of_period in rows.groupby("inverse_update_period")
+    }
+    base = by_period.get(longest, {})
+    return {period: ratio for period, values in by_period.items() if (ratio := paired_ratio(values, base))}
+
+
+def _notes(times: pd.DataFrame, compared: Sequence[str]) -> list[str]:
     """Return the caption's sentences on times and losses."""
     notes = ["(a) " + _time_note(times), *page.precisions(times)] if len(times) else []
-    if steps:
+    if compared:
         notes.append(
-            f"(b) last evaluation at equal iterations: {', '.join(steps)}. Equal memory in steps: a factor's decay is "
-            "applied once in an update, and chosen so that at every period a past step weighs equally"
+            f"(b) last evaluation at equal iterations, paired by seed: {'; '.join(compared)}. A factor's decay is "
+            "applied once in an update; for equal memory it is such that a past step weighs equally at every period"
         )
     return notes
 
 
-def _draw_estimates(axes: Axes, rows: pd.DataFrame, column: str) -> None:
-    """Draw a line per label over the period with the estimates (`analysis.estimates`) of a column."""
-    labels = styles.in_order(rows["optimizer"])
+def _draw(axes: Axes, by_label: Mapping[str, Mapping[float, Estimate]]) -> None:
+    """Draw a line per label with its estimates over the period."""
     # A little apart, or their intervals would hide each other.
-    for label, place in panels.places_beside(labels, 0.1).items():
-        by_period = rows[rows["optimizer"] == label].groupby("inverse_update_period")[column]
-        estimates = {float(str(period)): estimate(values.to_numpy(float)) for period, values in by_period}
-        panels.draw_estimates(axes, estimates, label, place)
+    for label, place in panels.places_beside(styles.in_order(by_label), 0.1).items():
+        panels.draw_estimates(axes, by_label[label], label, place)
 
 
 def _draw_times(axes: Axes, times: pd.DataFrame, paper: pd.DataFrame) -> None:
@@ -186,15 +200,27 @@ def _draw_times(axes: Axes, times: pd.DataFrame, paper: pd.DataFrame) -> None:
         look = styles.style_of(str(optimizer).lower())
         drawing = {"color": look.color, "marker": look.marker, "markersize": 5, **_PAPER_LOOK}
         axes.plot(rows["inverse_update_period"], rows["iteration_ms"], **drawing)
-    _draw_estimates(axes, times, "iteration_ms")
+    _draw(
+        axes,
+        {
+            str(label): {
+                float(str(period)): estimate(of_period["iteration_ms"].to_numpy(float))
+                for period, of_period in rows.groupby("inverse_update_period")
+            }
+            for label, rows in times.groupby("optimizer")
+        },
+    )
     axes.set_yscale("log")
     panels.plain_log_ticks(axes)
 
 
-def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
-    """Draw the last validation loss over the period, and count the runs that broke down."""
-    is_finite = np.isfinite(last["value"].astype(float))
-    _draw_estimates(axes, last[is_finite], "value")
+def _draw_losses(axes: Axes, last: pd.DataFrame, longest: float) -> None:
+    """Draw the last validation loss over that at the longest period, and count the runs that broke down."""
+    last = last[last["inverse_update_period"] <= longest]
+    finite = last[np.isfinite(last["value"].astype(float))]
+    _draw(axes, {str(label): _over(rows, "value", "seed", longest) for label, rows in finite.groupby("optimizer")})
+    axes.axhline(1, color=page.GUIDE, linewidth=0.8, zorder=1)
+    axes.set_title("(b) last loss, paired by seed")
     for (label, period), rows in last.groupby(["optimizer", "inverse_update_period"]):
         if failed := int((rows["value"] == math.inf).sum()):
             look: dict[str, Any] = {"ha": "center", "va": "top", "color": styles.style_of(str(label)).color}

@@ -1,13 +1,13 @@
-"""Figure 11: training loss over training time, and MKOR's speedup to equal training accuracy."""
+"""Figure 11: the rivals' training time to equal training accuracy over MKOR's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -38,25 +38,26 @@ CONTENDERS: Final = ("mkor", "mkor_released")
 NARROWEST: Final = (0.4, 2.6)
 WIDEST: Final = (0.1, 20.0)
 """The limits of the axis of ratios lie between these two."""
-_NOTES: Final = (
-    "At the left: mean loss of the training batches since the last evaluation; on a logarithmic axis the statistics "
-    "are those of logarithms",
+_NOTE: Final = (
     "dots are runs, paired by seed, and the marker is their median, or with few tuning studies the geometric mean; a "
-    "level that a run never reached counts as infinitely long. To the right, how many of the rival's runs reached it, "
-    "and of MKOR's (for each rule, in the legend's order), if not all. A run that did not, and ended before the other "
-    "side did, leaves open which is faster",
+    "level that a run never reached counts as infinitely long, and the panel has how many runs did, if not all. A run "
+    "that did not, and ended before the other side did, leaves open which is faster"
 )
+_ROW: Final = {1: (-0.12,), 2: (-0.28, 0.02)}
+"""Heights in a rival's row of MKOR's markers, by the number of its rules."""
+_DOTS_BELOW: Final = 0.15
+_PUBLISHED_BELOW: Final = 0.33
 
 # The experiments of figures 11 and 12
 
 
-def read(results: Results, metric: str, *, required: bool = True) -> dict[str, Timed]:
+def read(results: Results, metric: str) -> dict[str, Timed]:
     """Return the experiments by name, their metrics the rows of one metric on the training data, timed by the probe.
 
     Experiments without runs are left out, since a tier need not have them all, and so are MKOR's further variants.
 
     Raises:
-        NoDataError: no experiment has such a row, although one is ``required``.
+        NoDataError: no experiment has such a row.
     """
     times = StepTimes(results.probe("step_time"))
     measured = {name: timed(times, results.runs(name), results.metrics(name)) for name in EXPERIMENTS}
@@ -66,7 +67,7 @@ def read(results: Results, metric: str, *, required: bool = True) -> dict[str, T
         for name, one in measured.items()
         if not one.runs.empty
     }
-    if required and all(experiment.metrics.empty for experiment in experiments.values()):
+    if all(experiment.metrics.empty for experiment in experiments.values()):
         raise NoDataError(f"no training {metric} of {', '.join(EXPERIMENTS)} in {results.root}: run one of them first.")
     return experiments
 
@@ -78,21 +79,6 @@ def caption(results: Results, experiments: Mapping[str, Timed], notes: Sequence[
     times = Timed(runs, pd.DataFrame(), own).note(styles.workload_name)
     absent = [name for name in EXPERIMENTS if name not in experiments or results.metrics(name).empty]
     return page.caption(results, runs, notes=[*notes, times], absent=absent)
-
-
-def begin_panel(axes: Axes, name: str, experiment: Timed, quantity: str, *, title: bool) -> bool:
-    """Set a panel's title, the data and the model of the runs, if it has one; return whether it has values.
-
-    A panel without values of ``quantity`` gives the reason.
-    """
-    runs = experiment.runs
-    if title:
-        axes.set_title(styles.data_title(runs, width=30), fontsize=7)
-    if experiment.metrics.empty:
-        reasons = runs.loc[~runs["status"].isin(ENDED), "reason"].dropna()
-        reason = str(reasons.iloc[0]) if len(reasons) else f"{name}: no {quantity} in its runs"
-        panels.explain_empty(axes, reason, width=24)
-    return not experiment.metrics.empty
 
 
 def model_name(experiment: Timed) -> str:
@@ -179,123 +165,140 @@ def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, st
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw a row for each experiment: training loss over time, and MKOR's speedups to equal training accuracy."""
-    losses = read(results, "loss")
-    accuracies = read(results, "accuracy", required=False)
-    measured = {name: contests(of_name.runs, of_name.metrics) for name, of_name in accuracies.items()}
+    """Draw a panel for each experiment with the rivals' times to equal training accuracy over MKOR's.
+
+    Raises:
+        NoDataError: in no experiment a rival or MKOR reached that accuracy.
+    """
+    experiments = read(results, "accuracy")
+    measured = {name: contests(of_name.runs, of_name.metrics) for name, of_name in experiments.items()}
+    shown = [name for name, by_pair in measured.items() if any(contest.ratios for contest in by_pair.values())]
+    if not shown:
+        raise NoDataError(f"no rival's run has one of MKOR beside it on the way to equal accuracy in {results.root}.")
     paper = published("training_speedups")
-    several = len(losses) > 1
-    figure, axes = page.new_figure(len(losses), 2, height=(1.9 if several else 2.4) * len(losses))
+    figure, (axes,) = page.new_figure(1, len(shown), height=2.5, sharex=True, sharey=True)
     limits = _limits([contest for by_pair in measured.values() for contest in by_pair.values()])
-    without: list[str] = []
-    for (left, right), (name, experiment) in zip(axes, losses.items(), strict=True):
-        if begin_panel(left, name, experiment, "training loss", title=several):
-            length, unit = panels.time_scale(experiment.metrics)
-            panels.draw_losses(left, experiment.metrics, x="train_seconds", scale=length)
-            left.set(xlabel=f"training time ({unit})", ylabel="training loss")
-        if any(contest.by_seed for contest in measured[name].values()):
-            speedups = paper[paper["experiment"] == IN_THE_PAPER[name]].set_index("baseline")["speedup"]
-            _draw_contests(right, measured[name], speedups, limits)
-            right.set_xlabel(f"rival's time ÷ MKOR's to\n{_level(experiment)}")
-        else:
-            without.append(styles.data_title(experiment.runs))
-            right.remove()
-    legend = panels.curve_entries([experiment.metrics for experiment in losses.values()])
-    if len(without) < len(losses):
-        legend.append(page.published_entry("published (paper's models and GPUs)"))
-    notes = [_NOTES[0], _level_note(losses), _NOTES[1]]
-    notes += [f"no pair of runs that both reached equal training accuracy: {', '.join(without)}"] if without else []
-    text = caption(results, losses, notes)
-    reading = "At the right: right of 1 MKOR is faster; dots are runs, triangles those that never arrive."
-    return page.save(figure, folder, "fig11_training_time", legend, text, _message(measured, losses), reading)
+    for panel, name in zip(axes, shown, strict=True):
+        speedups = paper[paper["experiment"] == IN_THE_PAPER[name]].set_index("baseline")["speedup"]
+        _draw_contests(panel, measured[name], speedups, limits)
+        panel.set_title(styles.data_title(experiments[name].runs, width=22), fontsize=7)
+        panel.set_xlabel(f"time ÷ MKOR's to\n{_level(experiments[name])}", fontsize=7.5)
+    labels = {label for name in shown for _, label in measured[name]}
+    drawn = [contest for name in shown for contest in measured[name].values()]
+    has_bars = any(one.ratio and one.ratio.has_interval and len(one.ratios) >= median_minimum() for one in drawn)
+    legend = [
+        *page.entries_of(labels, linestyle="none"),
+        page.guide_entry("one run", color="#777777", marker=".", markersize=4, linestyle="none"),
+        page.published_entry("published (paper's models and GPUs)"),
+        *([page.row_bar_entry()] if has_bars else []),
+    ]
+    without = [model_name(experiment) for name, experiment in experiments.items() if name not in shown]
+    notes = [_level_note(experiments), _NOTE]
+    notes += [f"no run that reached equal training accuracy beside another: {', '.join(without)}"] if without else []
+    text = caption(results, experiments, notes)
+    reading = "Right of 1 MKOR is faster."
+    if any({0.0, math.inf} & {*contest.ratios} for contest in drawn):
+        reading = "Right of 1 MKOR is faster; a triangle at the edge is a run that never arrives."
+    return page.save(figure, folder, "fig11_training_time", legend, text, _message(measured, experiments), reading)
 
 
 def _level(experiment: Timed) -> str:
     """Return the training accuracy at which an experiment's methods are compared, in words."""
     limits = panels.targets(experiment.runs, "train", "accuracy")
-    return f"{100 * limits[-1]:g} % training accuracy" if limits else "SGD's last training accuracy"
+    return f"{100 * limits[-1]:g} % accuracy" if limits else "SGD's last accuracy"
 
 
 def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], experiments: Mapping[str, Timed]) -> str:
-    """Return the title: SGD's time over MKOR's, or without such a ratio how many runs of each got there.
-
-    Of several experiments with a ratio it lists the ratios.
-    """
-    whole, ratios = {}, []
+    """Return the title: on which data MKOR is faster than SGD, and where not all runs of both arrive how many do."""
+    verdicts = []
     for name, by_pair in measured.items():
         if (contest := by_pair.get(("sgd", "mkor"))) is None:
             continue
-        experiment = experiments[name]
-        level, start = _level(experiment), f"{styles.data_title(experiment.runs)}: "
-        if contest.ratio is not None and 0 < contest.ratio.value < math.inf:
-            shown, remark = forest.shown_value(contest.ratio, contest.ratios), forest.undecided(contest.ratio)
-            ratios.append(f"{model_name(experiment)} {shown:.2f}{remark}")
-            whole[name] = f"{start}SGD takes {shown:.2f} times MKOR's time to {level}{remark}"
+        if contest.ratio is not None and has_marker(contest.ratio, contest.ratios):
+            shown = f"{forest.shown_value(contest.ratio, contest.ratios):.2f}×"
+            verdicts.append(verdict(model_name(experiments[name]), shown, contest.ratio, 1, ("faster", "slower")))
         else:
             ours, theirs = (contest.seeds - never for never in (contest.contender_never, contest.rival_never))
-            steps = experiment.runs.loc[experiment.runs["optimizer"].isin(("sgd", "mkor")), "steps"].unique()
-            length = f" of {steps[0]:g} iterations" if len(steps) == 1 else ""
-            whole[name] = f"{start}MKOR reaches {level} in {ours}, SGD in {theirs} of {contest.seeds} runs{length}"
-    if len(whole) > 1 and ratios:
-        return f"SGD's time over MKOR's to equal training accuracy: {'; '.join(ratios)}"
-    return next(iter(whole.values()), "")
+            shown = f"{model_name(experiments[name])} ({ours} and {theirs} of {contest.seeds})"
+            verdicts.append(("not all arrive", shown))
+    return f"MKOR vs SGD to equal training accuracy: {listed(verdicts)}" if verdicts else ""
+
+
+def has_marker(ratio: Estimate, runs: Sequence[float]) -> bool:
+    """Return whether an estimate is finite and says more than the dots of its runs.
+
+    Of two or three runs with one that never arrived, dots say more than a marker without an interval.
+    """
+    return 0 < ratio.value < math.inf and (ratio.has_interval or len(runs) == 1 or len(runs) >= median_minimum())
+
+
+def verdict(name: str, shown: str, found: Estimate, equal: float, sides: tuple[str, str]) -> tuple[str, str]:
+    """Return on which side of ``equal`` an estimate's interval lies, in words, and the data with what a panel shows.
+
+    sides: the words for above and below.
+    """
+    if found.n == 1:
+        return "one run each", name
+    if found.contains(equal) or not found.has_interval:
+        return "undecided", f"{name} ({shown})"
+    return sides[found.high < equal], f"{name} ({shown})"
+
+
+def listed(verdicts: Iterable[tuple[str, str]]) -> str:
+    """Return verdicts, each with the data of which it is true, for a title."""
+    by_verdict: dict[str, list[str]] = {}
+    for said, name in verdicts:
+        by_verdict.setdefault(said, []).append(name)
+    return "; ".join(f"{said} on {' and '.join(names)}" for said, names in by_verdict.items())
 
 
 def _level_note(experiments: Mapping[str, Timed]) -> str:
     """Return the caption's definition of equal training accuracy in each experiment."""
     levels = [f"{_level(one)} of {model_name(one)}" for one in experiments.values()]
-    return f"At the right: equal training accuracy is {', '.join(levels)}, by seed; it is measured at evaluations only"
+    return f"equal training accuracy is {', '.join(levels)}, by seed; it is measured at evaluations only"
 
 
 def _draw_contests(
     axes: Axes, by_pair: Mapping[tuple[str, str], TimeContest], speedups: pd.Series, limits: tuple[float, float]
 ) -> None:
     """Draw one row per rival: measured ratios with their intervals, filled, and the published one, hollow."""
-    axes.axvline(1, color=page.GUIDE, linewidth=0.8)
+    forest.name_rows(axes, [styles.style_of(label).name for label in RIVALS])
+    axes.axvline(1, color=page.GUIDE, linewidth=0.8, zorder=1)
     labels = styles.in_order({label for _, label in by_pair})
     for row, (rival, name) in enumerate(RIVALS.items()):
         if row:
             axes.axhline(row - 0.5, color="#E4E4E4", linewidth=0.5)
         if name in speedups:
-            axes.plot(speedups[name], row + 0.3, marker="o", markerfacecolor="none", color=page.GUIDE, markersize=5)
-        met = {label: by_pair[rival, label] for label in labels if (rival, label) in by_pair}
-        for place, label in enumerate(met):
-            height = row - (0.02 if len(labels) == 1 else 0.12 - 0.22 * place)
-            if (ratio := met[label].ratio) is not None:
-                _draw_ratio(axes, ratio, met[label].ratios, height, label)
-                if math.isinf(ratio.value):
-                    panels.annotate(
-                        axes,
-                        "most never arrive",
-                        (0.97, height - 0.24),
-                        panels.ROW_AT_EDGE,
-                        ha="right",
-                        color=page.SOFT,
-                    )
-        if any(contest.rival_never for contest in met.values()):
-            reached = {f"{contest.seeds - contest.rival_never} of {contest.seeds}" for contest in met.values()}
-            forest.write_beside(axes, row, ", ".join(sorted(reached)), "reached")
-        if any(contest.contender_never for contest in met.values()):
-            of_mkor = [f"{contest.seeds - contest.contender_never} of {contest.seeds}" for contest in met.values()]
-            forest.write_beside(axes, row + 0.25, f"MKOR {', '.join(of_mkor)}", "reached")
-    forest.name_rows(axes, [styles.style_of(label).name for label in RIVALS])
+            at = row + _PUBLISHED_BELOW
+            axes.plot(speedups[name], at, marker="o", markerfacecolor="none", color=page.GUIDE, markersize=4)
+        for label, height in zip(labels, _ROW[len(labels)], strict=True):
+            if contest := by_pair.get((rival, label)):
+                _draw_contest(axes, contest, row + height, label)
     axes.set_ylim(len(RIVALS) - 0.5, -0.5)
     axes.set_xscale("log")
     axes.set_xlim(limits)
-    ticks = [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
+    ticks = [0.5, 1, 2, 4, 8] if limits[1] / limits[0] < 40 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
     panels.fixed_ticks(axes.xaxis, ticks)
 
 
-def _draw_ratio(axes: Axes, ratio: Estimate, runs: Sequence[float], height: float, label: str) -> None:
-    """Draw the runs' ratios and their estimate; without a finite one its interval alone, which has one end."""
-    forest.draw_runs(axes, [one for one in runs if 0 < one < math.inf], height, label, below=0.09)
-    forest.draw_censored(axes, runs, height + 0.09, label)
-    if not 0 < ratio.value < math.inf:
-        if ratio.has_interval and (ratio.low > 0 or ratio.high < math.inf):
-            forest.draw_interval(axes, ratio, height, styles.style_of(label).color)
-    # Of two or three runs with one that never arrived, dots say more than a marker without an interval.
-    elif ratio.has_interval or len(runs) == 1 or len(runs) >= median_minimum():
+def _draw_contest(axes: Axes, contest: TimeContest, height: float, label: str) -> None:
+    """Draw the runs' ratios below their estimate, and at the edges how many of each side arrive, if not all."""
+    ratio, runs = contest.ratio, contest.ratios
+    forest.draw_runs(axes, contest.by_seed, height, label, below=_DOTS_BELOW)
+    forest.draw_censored(axes, runs, height, label)
+    look: dict[str, Any] = {"color": page.SOFT, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}}
+    for never, edge, aligned, text in (
+        (contest.rival_never, 0.95, "right", "{} of {} arrive"),
+        (contest.contender_never, 0.05, "left", "MKOR: {} of {}"),
+    ):
+        if never:
+            text = text.format(contest.seeds - never, contest.seeds)
+            panels.annotate(axes, text, (edge, height), panels.ROW_AT_EDGE, ha=aligned, **look)
+    if ratio and has_marker(ratio, runs):
         forest.draw_estimate(axes, ratio, height, label, runs=runs)
+    elif ratio and ratio.has_interval and (ratio.low > 0 or ratio.high < math.inf):
+        # Without a finite estimate its interval alone, which has one end.
+        forest.draw_interval(axes, ratio, height, styles.style_of(label).color)
 
 
 def _limits(measured: Sequence[TimeContest]) -> tuple[float, float]:
