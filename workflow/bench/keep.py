@@ -29,7 +29,8 @@ def keep(plan: Plan, experiment: str, reference: Path = REFERENCE) -> list[Path]
     Runs that were adopted are left out: their own machine's archive has them. None but those leaves no files.
 
     Raises:
-        ConfigError: a planned run has not ended or was made by older code, or a record is damaged.
+        ConfigError: a planned run has not ended or was made by older code, a record is damaged, or the archive would be
+            too large to be adopted.
         OSError: a file cannot be read or written.
     """
     jobs = plan.experiment(experiment).jobs.values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,8 @@ from tests.support.experiments import block, load, make_folder, optimizer, write
 from tests.support.records import read_summary
 from workflow.bench import adopt, keep, train
 from workflow.bench.aggregate import aggregate
-from workflow.bench.plan import Plan
+from workflow.bench.plan import REFERENCE, Plan
+from workflow.bench.results import archive as archives
 from workflow.bench.results.archive import SUFFIX
 from workflow.bench.results.rows import read_csv, run_rows
 from workflow.bench.support.config import shown_path
@@ -226,7 +228,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "not packed": (lambda file: file.write_bytes(b"not gzip"), "not a gzip file"),
     "no archive": (lambda file: packed(file, []), "must be a mapping"),
     "no text": (lambda file: file.write_bytes(gzip.compress(b"\xff")), "UTF-8"),
-    "large": (lambda file: file.write_bytes(gzip.compress(b"[" + b"[]," * 2**24 + b"[]]")), "unpacks to more than"),
+    "large": (lambda file: file.write_bytes(gzip.compress(bytes(archives.MOST_BYTES + 1))), "unpacks to more than"),
     "other rows": (other_rows, "differs from the file that the run left"),
     "a link": (link, "is a link, to elsewhere"),
     "a FIFO": (fifo, "it is a FIFO, not a file"),
@@ -247,6 +249,21 @@ def test_a_damaged_archive_is_named_in_one_line_and_ignored(alone: Path, damage:
     assert len(said) == 1
     assert remarks == []
     assert set(origins(plan, "first").values()) == {None}
+
+
+@pytest.mark.parametrize("file", sorted(REFERENCE.glob(f"*/*/*{SUFFIX}")), ids=shown_path)
+def test_every_archive_of_the_repository_is_far_from_what_would_be_refused(file: Path):
+    with gzip.open(file) as stream:
+        assert stream.seek(0, os.SEEK_END) < archives.MOST_BYTES / 4
+
+
+def test_what_would_be_refused_is_not_kept(
+    kept: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(archives, "MOST_BYTES", 1000)
+    assert keep.main(["first", "--into", str(folder / "new"), *place(kept, "one")]) == 1
+    assert re.search(r"not written: it would unpack to \d{4,} bytes, more than 1000$", capsys.readouterr().err.rstrip())
+    assert not (folder / "new").exists()
 
 
 def test_unfinished_and_older_runs_are_not_kept(folder: Path, capsys: pytest.CaptureFixture[str]):

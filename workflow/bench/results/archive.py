@@ -14,14 +14,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from workflow.bench.support.config import check, refuse_odd_values, schema
+from workflow.bench.support.config import ConfigError, check, refuse_odd_values, schema
 from workflow.bench.support.errors import DamagedFileError
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.reading import parse_json, read_bytes
 
 SUFFIX: Final = ".records.json.gz"
-MOST_BYTES: Final = 2**25
-"""The most that an archive unpacks to: four times the largest that is kept here."""
+MOST_BYTES: Final = 2**28
+"""The most that an archive unpacks to: seven times the largest that is kept here."""
 
 
 class Kept(NamedTuple):
@@ -47,14 +47,21 @@ class Archive(NamedTuple):
 
 
 def write_archive(archive: Archive, reference: Path) -> Path:
-    """Write an archive, the same bytes for the same runs, and return its file."""
+    """Write an archive, the same bytes for the same runs, and return its file.
+
+    Raises:
+        ConfigError: it would unpack to more than `MOST_BYTES`, which `read_archive` refuses.
+        OSError: the file cannot be written.
+    """
     runs = {run: {"run.json": kept.summary, "metrics.csv": kept.metrics} for run, kept in sorted(archive.runs.items())}
-    content = json.dumps({**archive._asdict(), "runs": runs}, separators=(",", ":"), allow_nan=False)
+    content = json.dumps({**archive._asdict(), "runs": runs}, separators=(",", ":"), allow_nan=False).encode()
+    file = archive.file_in(reference)
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"{file}: not written: it would unpack to {len(content)} bytes, more than {MOST_BYTES}")
     packed = BytesIO()
     # A gzip file states its name and the time, unless these are given.
     with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as stream:
-        stream.write(content.encode())
-    file = archive.file_in(reference)
+        stream.write(content)
     write_atomically(file, packed.getvalue())
     return file
 
