@@ -136,7 +136,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     for panel, label in zip(axes, drawn, strict=True):
         _draw(panel, label, ratios[label], markers)
     axes[0].set_ylabel("iterations, base: 1")
-    panels.fixed_ticks(axes[0].yaxis, (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 4))
+    panels.fixed_ticks(axes[0].yaxis, (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1, 1.5, 2, 4))
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
     gray = [page.guide_entry(name, marker=marker, **_GRAY) for name, marker in markers.items()]
     legend = [page.guide_entry("median of experiments", linewidth=1.8), *gray]
