@@ -20,9 +20,9 @@ from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("width",)
 
-_APART: Final = 0.07
+_APART: Final = 0.1
 """The distance of two labels at one width, in the logarithm of the width."""
-_PREDICTED: Final = 0.03
+_PREDICTED: Final = 0.05
 """The distance of a predicted value to the right of the measured one, in the logarithm of the width."""
 _DASH: Final[Mapping[str, Any]] = {"linestyle": "none", "marker": "_", "markersize": 10, "markeredgewidth": 1.8}
 """The look of a predicted value."""
@@ -81,8 +81,9 @@ def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -
     for label, place in panels.places_beside(labels, _APART).items():
         speedups, missed = found.speedups(label, where), found.missed(label, where)
         panels.draw_estimates(axes, speedups, label, place)
-        bounds = {width: speedup for width, speedup in speedups.items() if missed[width]}
-        panels.draw_estimates(axes, bounds, label, place, **_HOLLOW)
+        look, bounds = styles.style_of(label), [width for width in speedups if missed[width]]
+        heights = [speedups[width].value for width in bounds]
+        axes.plot([place * width for width in bounds], heights, marker=look.marker, color=look.color, **_HOLLOW)
         if (extrapolated := found.extrapolated(label, where)) is not None:
             predicted = {HELD_OUT * math.exp(_PREDICTED): extrapolated.predicted}
             panels.draw_estimates(axes, predicted, label, place, **_DASH)
