@@ -327,3 +327,12 @@ def test_single_runs_are_drawn_and_decide_nothing(name, write, tmp_path: Path):
     caption = caption_of(figure)
     assert "MKOR (exact rule) open (" in caption
     assert not any(f" {decided} (" in caption for decided in ("holds", "fails"))
+
+
+def test_the_hardware_table_tells_the_sizes_of_a_workload_apart(root: Path, tmp_path: Path):
+    """Rows that differ in the batch size or the width alone had the same cells but for their numbers."""
+    assert main(["hardware", "--results", str(root), "--out-dir", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "hardware.csv", dtype=str, keep_default_na=False)
+    for experiment, parameter, sizes in (("batch_size", "batch_size", SIZES), ("width", "hidden_size", WIDTHS)):
+        rows = table[(table["experiment"] == experiment) & (table["optimizer"] == "adamw")]
+        assert {*rows["varied"]} == {f"{parameter}={size}" for size in sizes}

@@ -22,7 +22,7 @@ PROBES = ("step_breakdown", "iteration_time", "step_time")
 COMPARES = True
 
 COLUMNS: Final = (
-    *("quantity", "workload", "experiment", "target", "optimizer", "rate", "inverse update period"),
+    *("quantity", "workload", "experiment", "varied", "target", "optimizer", "rate", "inverse update period"),
     *("machine", "repeats or runs", "reached", "iterations", "iterations measured on"),
     *("measured", "projected", "data"),
 )
@@ -53,6 +53,7 @@ def _target_rows(targets: Sequence[TargetTime]) -> Iterator[dict[str, Any]]:
             "quantity": "seconds to target",
             "workload": time.configuration.workload,
             "experiment": time.configuration.experiment,
+            "varied": time.configuration.varied,
             "target": time.configuration.target.describe(),
             "optimizer": time.configuration.optimizer,
             "rate": rate_of(time.configuration),
