@@ -342,9 +342,9 @@ def test_one_figure_is_a_target_of_its_own():
     """``snakemake figures/fig04...`` plans what this figure needs and nothing else."""
     dry = _snakemake(ROOT, "--dry-run", "--forceall", "figures/fig04_inversion_frequency.pdf")
     assert dry.returncode == 0, dry.stderr
-    # Three jobs for the 72 runs of the autoencoder, one for BERT's six, and the pre-training run that BERT starts from.
+    # Four jobs for the 144 runs of the autoencoder, one for BERT's six, and the pre-training run that BERT starts from.
     assert _planned(dry.stdout) == {
-        "train": 5,
+        "train": 6,
         "aggregate": 2,
         "iteration_time": 1,
         "fig04_inversion_frequency": 1,
@@ -359,6 +359,6 @@ def test_one_figure_is_a_target_of_its_own():
         "iteration_time",
         "train-bert_phase1-adamw",
         "aggregate",
-        *3 * ["train-autoencoder_inversion"],
+        *4 * ["train-autoencoder_inversion"],
         "train-bert_inversion-kaisa",
     ]

@@ -53,7 +53,7 @@ def test_the_list_imports_no_command():
     assert done.stdout == called("-m", "workflow.bench").stdout
 
 
-@pytest.mark.parametrize("argument", ["results/reference/amd-epyc-2-cores/embedded", "nowhere", "--wrong"])
+@pytest.mark.parametrize("argument", ["results/reference/intel-xeon-2-cores/embedded", "nowhere", "--wrong"])
 def test_a_command_prints_and_exits_alike_under_both_names(argument):
     """Truth: one that works, one that fails, one that argparse refuses."""
     one, other = called("-m", "workflow.bench", "costs", argument), called("-m", "workflow.bench.costs", argument)
