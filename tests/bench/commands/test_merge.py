@@ -187,7 +187,7 @@ def test_costs_are_kept_from_the_logs_and_from_a_kept_folder_and_what_was_there_
     assert _merge(copy, source=target, into=copy / "second") == 0
     assert _files(copy / "second" / NAME / "embedded") == _files(target)
     # What an experiment took whose runs were adopted says nothing of its cost.
-    _set(RUNS, "hardware", min(folder.name for folder in REFERENCE.iterdir()))(copy)
+    _set(RUNS, "hardware", min(folder.parent.name for folder in REFERENCE.glob("*/embedded")))(copy)
     assert _merge(copy, into=copy / "third") == 0
     assert read_costs(copy / "third" / NAME / "embedded" / "costs.csv") == []
 
@@ -334,7 +334,7 @@ def _archive(folder: Path, machine: str = NAME) -> Path:
 
 def test_evaluations_are_kept_once_in_the_archives_of_all_machines_that_trained_which_stay(copy: Path):
     """Two machines trained the runs: with the archive of one of them the table is still needed."""
-    other = min(folder.name for folder in REFERENCE.iterdir())
+    other = min(folder.parent.name for folder in REFERENCE.glob("*/embedded"))
     _set(RUNS, "hardware", other)(copy)  # adopted from a machine in the repository, so it is accepted
     for machine, is_kept in ((other, True), (NAME, False)):
         archive = _archive(copy, machine)

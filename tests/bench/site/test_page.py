@@ -32,7 +32,7 @@ from workflow.bench.site.front_page import Facts
 from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.support.templates import numbered
 
-REFERENCE = ROOT / "results" / "reference" / "amd-epyc-2-cores" / "embedded"
+REFERENCE = ROOT / "results" / "reference" / "intel-xeon-2-cores" / "embedded"
 HOSTILE = "<script>alert(1)</script>{{ 7*7 }}\"'"
 
 
