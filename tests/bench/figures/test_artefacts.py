@@ -300,7 +300,8 @@ def test_fig04_compares_losses_of_equal_memory_where_there_are_any(copied):
     # Nothing of the axis lies beyond the longest period with losses.
     assert losses.get_xlim()[1] < 200
     assert title_of(figure) == (
-        "Iterations with an update in every step take KFAC 12.00 times, MKOR 1.20 times as long as with one in 100"
+        "An update in every step, not in one of 100, makes an iteration 12.00 times as long with KFAC and 1.20 times "
+        "as long with MKOR"
     )
     assert "Autoencoder after 400 iterations, equal memory in steps." in caption_of(figure)
     assert not any("equal memory" in name for name in legend_of(figure))
@@ -312,7 +313,7 @@ def test_fig04_without_losses_has_the_times_alone(copied):
         file.unlink()
     figure = figure_of("fig04_inversion_frequency", Results(copied))
     assert {panel.get_ylabel() for panel in figure.axes} == {"iteration time (ms)"}
-    assert title_of(figure).endswith("as long as with one in 1,000")
+    assert title_of(figure).startswith("An update in every step, not in one of 1,000, makes an iteration ")
 
 
 def test_fig04_leaves_other_workloads_out_and_names_what_is_absent(copied):
@@ -471,9 +472,9 @@ def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
     assert mkor[1] > 0
     assert (max(mkor), max(kaisa)) == (1, pytest.approx(3 / 8))
     figure = figure_of("fig20_target_sweep", Results(root))
-    (middle,) = lines_of(figure.axes[0], "mkor")
+    (middle,) = (line for line in figure.axes[0].lines if line.get_linewidth() > 2)
     assert ys(middle) == pytest.approx([0.5] * 8)
-    assert [line.get_marker() for line in figure.axes[0].lines].count("o") == 2  # an experiment, and MKOR's median
+    assert [line.get_marker() for line in figure.axes[0].lines].count("o") == 1  # one experiment, under two names
     assert legend_of(figure) == ["median of experiments", "Autoencoder_lamb data (x), over LAMB"]
     assert title_of(figure) == (
         "To the base's quality at 100 % of its run MKOR takes 0.50 and KFAC 1.00 of its iterations (one experiment)"

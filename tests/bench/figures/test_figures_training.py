@@ -290,7 +290,7 @@ def test_figure_11_says_how_many_runs_got_there_if_there_is_no_ratio(never, reac
     runs = pd.DataFrame({"workload": "alexnet", "dataset": "x", "optimizer": ["sgd", "mkor"], "steps": 400})
     timed = Timed(runs.assign(target=Target("train", "accuracy", "above", 0.7)), pd.DataFrame())
     contest = TimeContest(None, (), rival_never=5, contender_never=never, seeds=8)
-    said = f"MKOR vs SGD to equal training accuracy: not all arrive on AlexNet ({reached} and 3 of 8)"
+    said = f"MKOR vs SGD to equal training accuracy: not all arrive on AlexNet (MKOR in {reached} of 8 runs, SGD in 3)"
     assert _message({"x": {("sgd", "mkor"): contest}}, {"x": timed}) == said
     # The median of a run that never arrived and one that did is no number of a panel.
     few = TimeContest(
@@ -300,7 +300,7 @@ def test_figure_11_says_how_many_runs_got_there_if_there_is_no_ratio(never, reac
         contender_never=1,
         seeds=2,
     )
-    assert _message({"x": {("sgd", "mkor"): few}}, {"x": timed}).endswith("not all arrive on AlexNet (1 and 2 of 2)")
+    assert _message({"x": {("sgd", "mkor"): few}}, {"x": timed}).endswith("AlexNet (MKOR in 1 of 2 runs, SGD in 2)")
 
 
 def test_figure_11_has_the_published_speedups_beside_the_measured_ones(drawn):
@@ -454,7 +454,7 @@ def test_a_pair_whose_base_never_arrived_is_a_triangle_at_the_left(tmp_path):
     write_experiment(tmp_path, "bert_pretraining", parts)
     panel = figure_of("fig02_bert_loss", Results(tmp_path)).axes[1]
     assert [xs(line) for line in lines_of(panel, "mkor", "<")] == [[0]]
-    assert "triangles those of which one never arrived" in " ".join(below(panel.figure))
+    assert "a triangle: one never arrived. No bar: too few seeds or studies" in " ".join(below(panel.figure))
     assert len(xs(lines_of(panel, "mkor", ".")[0])) == 2
 
 

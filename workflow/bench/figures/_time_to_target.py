@@ -95,11 +95,13 @@ def make(results: Results, folder: Path, name: str, subject: Subject) -> list[Pa
     note = form.format(steps=subject.steps.capitalize(), metric=subject.metric)
     notes = [*subject.notes, note, measured.note(styles.workload_name), cut]
     text = page.caption(results, runs, notes=[*filter(None, notes)])
-    triangles = ", triangles those of which one never arrived" if censored else ""
+    triangles = "; a triangle: one never arrived" if censored else ""
     reading = f"Left of 1 is faster. Dots are pairs of runs{triangles}."
     reading += " Inert: keeps the gradient's direction." if inert else ""
-    if any(not ratio.has_interval for of_labels in ratios.values() for ratio in of_labels.values()):
-        reading += " No bar: no interval."
+    without = [one for of_labels in ratios.values() for one in of_labels.values() if not one.has_interval]
+    if without:
+        missed = any(one.n > 1 for one in without)
+        reading += f" No bar: {'too few seeds or studies to bound missed targets' if missed else 'no interval'}."
     title = _message(runs, base, {words[quantity]: of_labels for quantity, of_labels in ratios.items()})
     title = title or _ends(runs, values, base, subject)
     return page.save(figure, folder, name, legend, text, title, reading if goals else "")

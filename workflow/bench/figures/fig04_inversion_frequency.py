@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.curves import last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate, median_minimum, paired_ratio
+from workflow.bench.analysis.wording import in_words
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -83,7 +84,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     if any(panel.collections for panel in axes.flat):
         legend.append(page.bar_entry())
     message = _message(times[times["workload"].isin(shown)], longest)
-    reading = "Hollow: the paper's times, of its model on its GPUs."
+    reading = "Hollow: the paper's times, of its model on its GPUs." + (" Above 1: a worse loss." if losses else "")
     return page.save(figure, folder, "fig04_inversion_frequency", legend, text, message, reading)
 
 
@@ -146,7 +147,7 @@ def _legend(drawn: Collection[str], paper: pd.DataFrame) -> list[Artist]:
 
 
 def _message(times: pd.DataFrame, longest: float) -> str:
-    """Return the title: how much longer iterations are with an update in every step, over the panels' workloads.
+    """Return the title: how much longer an update in every step makes an iteration, over the panels' workloads.
 
     longest: the period of the losses, with which every step is compared; 0 if there are none.
     """
@@ -161,9 +162,9 @@ def _message(times: pd.DataFrame, longest: float) -> str:
         if ratios:
             span = page.span(f"{value:.2f}" for value in sorted(ratio.value for ratio in ratios))
             remark = max((forest.undecided(ratio) for ratio in ratios), key=len)
-            phrases.append(f"{styles.style_of(label).short} {span} times{remark}")
-    taken = ", ".join(phrases)
-    return f"Iterations with an update in every step take {taken} as long as with one in {rarely:,.0f}" if taken else ""
+            phrases.append(f"{span} times as long with {styles.style_of(label).short}{remark}")
+    start = f"An update in every step, not in one of {rarely:,.0f}, makes an iteration"
+    return f"{start} {in_words(phrases)}" if phrases else ""
 
 
 def _over(rows: pd.DataFrame, column: str, unit: str, longest: float) -> dict[float, Estimate]:

@@ -198,7 +198,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     text = caption(results, experiments, notes)
     reading = "Right of 1 MKOR is faster."
     if any({0.0, math.inf} & {*contest.ratios} for contest in drawn):
-        reading = "Right of 1 MKOR is faster; a triangle at the edge is a run that never arrives."
+        reading = "Right of 1 MKOR is faster. A triangle at the edge: a run that never arrives, or no end."
     return page.save(figure, folder, "fig11_training_time", legend, text, _message(measured, experiments), reading)
 
 
@@ -219,7 +219,7 @@ def _message(measured: Mapping[str, Mapping[tuple[str, str], TimeContest]], expe
             verdicts.append(verdict(model_name(experiments[name]), shown, contest.ratio, 1, ("faster", "slower")))
         else:
             ours, theirs = (contest.seeds - never for never in (contest.contender_never, contest.rival_never))
-            shown = f"{model_name(experiments[name])} ({ours} and {theirs} of {contest.seeds})"
+            shown = f"{model_name(experiments[name])} (MKOR in {ours} of {contest.seeds} runs, SGD in {theirs})"
             verdicts.append(("not all arrive", shown))
     return f"MKOR vs SGD to equal training accuracy: {listed(verdicts)}" if verdicts else ""
 

@@ -124,7 +124,7 @@ def _reading(limits: Mapping[str, Mapping[str, Estimate]]) -> str:
         "no bar: no interval": not all(limit.has_interval for limit in drawn),
     }
     said = "; ".join(remark for remark, is_drawn in remarks.items() if is_drawn)
-    return f"Left of its break-even a step saves time to the target{f' ({said})' if said else ''}. "
+    return f"Break-even: with that step the target takes as long as with the base{f' ({said})' if said else ''}. "
 
 
 def _of_turns(machine: Machine, model: Model, notes: list[str]) -> list[Step]:
@@ -206,7 +206,8 @@ def _draw_steps(axes: Axes, steps: Sequence[Step], limits: Mapping[str, Estimate
                 forest.draw_interval(axes, limit, row + 0.3, page.GUIDE)
             axes.plot(limit.value, row + 0.3, marker="D", color=page.GUIDE, markersize=3.5)
     low, high = axes.get_xlim()
-    panels.fixed_ticks(axes.xaxis, (0.5, 0.7, 1, 1.2, 1.4, 2) if high < 3 * low else (0.25, 0.5, 1, 2, 4, 8))
+    narrow, wide = (0.8, 1, 1.2, 1.4), (0.25, 0.5, 1, 2, 4, 8)
+    panels.fixed_ticks(axes.xaxis, narrow if high < 1.6 * low else (0.5, 0.7, 1, 1.4, 2) if high < 3 * low else wide)
     forest.name_rows(axes, [step.name for step in steps])
     if not steps:
         panels.explain_empty(axes, "not timed")
@@ -217,9 +218,9 @@ def _message(measured: Mapping[str, Mapping[str, Sequence[Step]]]) -> str:
     steps = [step for by_model in measured.values() for steps in by_model.values() for step in steps]
     ratios = {label: sorted(step.ratio.value for step in steps if step.label == label) for label in _NAMED}
     phrases = [
-        f"with {styles.style_of(label).short} {page.span(f'{ratio:.2f}' for ratio in of_label)}"
+        f"{styles.style_of(label).short} {page.span(f'{ratio:.2f}' for ratio in of_label)}"
         for label, of_label in ratios.items()
         if of_label
     ]
     where = f" on {len(measured)} machines" if len(measured) > 1 else ""
-    return f"A step takes {' and '.join(phrases)} times as long as the base optimizer's{where}" if phrases else ""
+    return f"A step's time over the base optimizer's{where}: {', '.join(phrases)}" if phrases else ""

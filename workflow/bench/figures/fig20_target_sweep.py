@@ -23,6 +23,7 @@ EXPERIMENTS = ("*",)
 _COLUMNS: Final = 3
 _MARKERS: Final = "os^DvPX*"
 _GRAY: Final[Any] = {"color": "#8A8A8A", "linewidth": 0.8, "markersize": 3.4, "markerfacecolor": "white"}
+_MEDIAN: Final[Any] = {"color": "#111111", "linewidth": 2.2}
 Ratios: TypeAlias = Mapping[str, Mapping[float, float]]
 """A label's iterations over the base's, by the name of the experiment and the share of the base's steps."""
 
@@ -34,8 +35,8 @@ TARGETS_NOTE: Final = (
     "base crosses by its third evaluation, are left out"
 )
 _NOTE: Final = (
-    "iterations to a target over those of the base optimizer, geometric mean over seeds; gray: experiments, by their "
-    "data and base, color: their median at the targets that at least half of them have; a run that misses a target "
+    "iterations to a target over those of the base optimizer, geometric mean over seeds; thin: experiments, by their "
+    "data and base, thick: their median at the targets that at least half of them have; a run that misses a target "
     "enters with its budget"
 )
 
@@ -139,9 +140,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     panels.fixed_ticks(axes[0].yaxis, (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1, 1.5, 2, 4))
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
     gray = [page.guide_entry(name, marker=marker, **_GRAY) for name, marker in markers.items()]
-    legend = [page.guide_entry("median of experiments", linewidth=1.8), *gray]
+    legend = [page.guide_entry("median of experiments", **_MEDIAN), *gray]
     text = page.caption(results, runs, notes=notes)
-    reading = "Below 1 is faster than the base. Targets: what the base reaches after shares of its steps."
+    reading = "Below 1 is faster than the base. No intervals are drawn."
     return page.save(figure, folder, "fig20_target_sweep", legend, text, message(ratios), reading, columns=2)
 
 
@@ -180,11 +181,10 @@ def _draw(axes: Axes, label: str, ratios: Ratios, markers: Mapping[str, str]) ->
     axes.set_yscale("log")
     axes.axhline(1, color=page.GUIDE, linewidth=0.8)
     for name, one in ratios.items():
-        axes.plot([100 * share for share in one], [*one.values()], marker=markers[name], zorder=3, **_GRAY)
+        axes.plot([100 * share for share in one], [*one.values()], marker=markers[name], **_GRAY)
     middle = _medians(ratios)
-    line = {"color": look.color, "linestyle": look.line, "marker": look.marker, "linewidth": 1.8, "zorder": 2}
-    axes.plot([100 * share for share in middle], [*middle.values()], **line)
-    axes.set_xlabel("target: base's steps (%)")
+    axes.plot([100 * share for share in middle], [*middle.values()], zorder=3, **_MEDIAN)
+    axes.set_xlabel("target: base's quality\nafter % of its run")
 
 
 def _medians(ratios: Ratios) -> dict[float, float]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from workflow.bench.analysis import styles
 from workflow.bench.analysis.ladder import Decision
 from workflow.bench.analysis.widths import HELD_OUT, PLACES, Where, Widths, sentences, widths
+from workflow.bench.analysis.wording import in_words
 from workflow.bench.figures import _forest as forest
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
@@ -28,12 +29,15 @@ _DASH: Final[Mapping[str, Any]] = {"linestyle": "none", "marker": "_", "markersi
 """The look of a predicted value."""
 _HOLLOW: Final[Mapping[str, Any]] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 6, "zorder": 3}
 """The look of a bound, on the label's own marker: of a smaller star the inside cannot be seen."""
+_NAMED: Final = 2
+"""The title names so many optimizers of one decision, and counts more."""
+_VERBS: Final[Mapping[Decision, str]] = {"holds": "holds", "fails": "fails", "open": "is open"}
 _NOTES: Final = (
     "AdamW's iterations over the optimizer's, geometric mean over seeds and tuning studies, t interval over studies; "
     "at the final quality: to what AdamW has reached after 90 % of its steps; over the sweep: the geometric mean over "
     "the targets. Hollow: a run of the optimizer missed a target and counts with its budget, so that the speedup is at "
-    "most this. Dash: what a straight line through the smaller widths has at the largest, one line in each study, of "
-    "optimizers that miss few targets. The slopes are in the table width",
+    "most this, and its interval has an upper end alone. Dash: what a straight line through the smaller widths has at "
+    "the largest, one line in each study, of optimizers that miss few targets. The slopes are in the table width",
 )
 
 
@@ -58,12 +62,16 @@ def make(results: Results, folder: Path) -> list[Path]:
 def _message(found: Widths) -> str:
     """Return the title: whether predictions held, or before MKOR's speedup at the smallest and the largest width."""
     data, where = styles.data_title(found.runs), PLACES[0]
-    tested = [one for label in found.labels if (one := found.extrapolated(label, where)) and one.measured is not None]
+    predicted = {label: found.extrapolated(label, where) for label in styles.in_order(found.labels)}
+    tested = {label: one for label, one in predicted.items() if one and one.measured is not None}
     if tested:
-        decisions = Counter(one.decision for one in tested)
-        verbs: dict[Decision, str] = {"holds": "holds", "fails": "fails", "open": "is open"}
-        counts = [f"{verb} for {decisions[one]}" for one, verb in verbs.items() if decisions[one]]
-        counts[0] += f" of {len(tested)} optimizers"
+        by_decision: dict[str, list[str]] = {}
+        for label, one in tested.items():
+            by_decision.setdefault(_VERBS[one.decision], []).append(styles.style_of(label).name)
+        counts = [
+            f"{verb} for {in_words(names) if len(names) <= _NAMED else f'{len(names)} of {len(tested)} optimizers'}"
+            for verb, names in sorted(by_decision.items())
+        ]
         return f"{data}: at width {HELD_OUT} the predicted speedup over AdamW {', '.join(counts)}"
     speedups = found.speedups("mkor", where) if "mkor" in found.labels else {}
     if len(speedups) < 2:
@@ -80,8 +88,10 @@ def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -
     axes.axhline(1, color=page.GUIDE, linewidth=0.8)
     for label, place in panels.places_beside(labels, _APART).items():
         speedups, missed = found.speedups(label, where), found.missed(label, where)
-        panels.draw_estimates(axes, speedups, label, place)
         look, bounds = styles.style_of(label), [width for width in speedups if missed[width]]
+        # Of what may be less the lower end is unknown.
+        upper = {width: replace(speedups[width], low=speedups[width].value) for width in bounds}
+        panels.draw_estimates(axes, speedups | upper, label, place)
         heights = [speedups[width].value for width in bounds]
         axes.plot([place * width for width in bounds], heights, marker=look.marker, color=look.color, **_HOLLOW)
         if (extrapolated := found.extrapolated(label, where)) is not None:
