@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from baselines.parts.eigenpairs import eigenpairs
 from baselines.parts.matrices import shortened
 from baselines.parts.means import CountsBatches
 from mkor_core.capture.statistics import LayerShape
@@ -50,7 +51,7 @@ class Pairs(NamedTuple):
 
 def leading(matrix: Tensor, rank: int) -> Pairs:
     """Return the ``rank`` leading eigenpairs of a matrix ``[d, d]``, by a dense decomposition."""
-    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = eigenpairs(matrix)
     return Pairs(vectors.flip(1)[:, :rank], values.flip(0)[:rank].clamp(min=0))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from baselines.kfac._analog import drawn_mean, rounded, simulated_mean
+from baselines.parts.eigenpairs import eigenpairs
 from baselines.parts.means import CountsBatches, fold
 from mkor_core.capture.statistics import MOMENT, Captured, LayerShape, Statistic
 from mkor_core.maths import linalg
@@ -83,7 +84,7 @@ class ThermoKFAC(CountsBatches, KLClipping, Method):
         for side in ("left", "right"):
             damped = state[side].clone()
             damped.diagonal().add_(self.damping)
-            values, vectors = torch.linalg.eigh(rounded(damped, self.bits))
+            values, vectors = eigenpairs(rounded(damped, self.bits))
             shift = (self.damping - values[0]).clamp(min=0)
             new |= {f"{side}_vectors": vectors, f"{side}_shift": shift, f"{side}_values": values + shift}
         put(state, accept, **new)

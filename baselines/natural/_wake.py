@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from baselines.parts.eigenpairs import eigenpairs
 from baselines.parts.matrices import shortened
 from baselines.parts.means import CountsBatches, fold
 from mkor_core.capture.reductions import average_locations
@@ -81,7 +82,7 @@ class WakeRegularized(CountsBatches, KLClipping, Method):
         new: LayerState = {}
         for side in ("left", "right"):
             if self.subproblem == "SO":
-                values, vectors = torch.linalg.eigh(state[side])
+                values, vectors = eigenpairs(state[side])
                 values = torch.where(values < LEAST_EIGENVALUE, 0, values)
             else:
                 damped = state[side].clone()
@@ -119,7 +120,7 @@ def common_basis(metric: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return a and P with ``P^T metric P = I`` and ``P^T matrix P = diag(a)``; the metric is positive definite."""
     root, status = torch.linalg.cholesky_ex(metric)
     half = torch.linalg.solve_triangular(root, matrix, upper=False)
-    values, vectors = torch.linalg.eigh(torch.linalg.solve_triangular(root, half.T, upper=False))
+    values, vectors = eigenpairs(torch.linalg.solve_triangular(root, half.T, upper=False))
     basis = torch.linalg.solve_triangular(root.T, vectors, upper=True)
     return torch.where(status == 0, values, torch.nan), basis
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from baselines.parts.eigenpairs import eigenpairs
 from baselines.parts.matrices import (
     MatrixOptimizer,
     State,
@@ -101,7 +102,7 @@ def inverse_root_of(factor: Tensor, root: int, eps: float) -> Tensor:
 
     factor: ``[d, d]``, symmetric.
     """
-    values, vectors = torch.linalg.eigh(factor)
+    values, vectors = eigenpairs(factor)
     values = values - values.amin().clamp(max=0) + eps
     inverse: Tensor = (vectors * values ** (-1 / root)) @ vectors.T
     return inverse
