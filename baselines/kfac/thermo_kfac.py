@@ -43,7 +43,7 @@ class ThermoKFAC(CountsBatches, KLClipping, Method):
     duration: Annotated[float, POSITIVE, "the time of a mean, in the longest relaxation times 1 / lambda_min"] = 100.0
     bits: Annotated[int | None, Range(at_least=2, at_most=32), "bits of R, b and x"] = 8
     """None rounds nothing."""
-    trajectory_steps: Annotated[int | None, AT_LEAST_1, "steps of a simulation"] = None
+    trajectory_steps: Annotated[int | None, Range(at_least=1, largest=1000), "steps of a simulation"] = None
     """Steps of ``0.1 / lambda_max`` to simulate, after as many to settle, in place of ``duration``; None draws the mean
     from its exact law, which costs two products with eigenvectors."""
 

@@ -63,6 +63,8 @@ def refusal(name: str, chosen: dict[str, Any]) -> str | None:
 @example(place=("mkor", "window"), value=1024)
 @example(place=("mkor", "rank"), value=1024)
 @example(place=("muon", "newton_schulz_steps"), value=10**9)
+@example(place=("thermo_kfac", "trajectory_steps"), value=10**6)
+@example(place=("thermo_kfac", "trajectory_steps"), value=1000)
 @example(place=("schedule_free_adamw", "power"), value=647)
 @example(place=("sgd", "lr"), value=1e39)
 @example(place=("sgd", "lr"), value=10**5000)
