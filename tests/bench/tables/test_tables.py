@@ -485,3 +485,14 @@ def test_the_aa_test_has_the_intervals_of_steps_beside_those_of_times(tmp_path):
     assert row["steps_intervals"] == "200"
     assert 0 <= int(row["steps_excluding_1"]) <= 30
     assert float(row["steps_rate"]) == int(row["steps_excluding_1"]) / 200
+
+
+@pytest.mark.parametrize(("probe", "time"), [("iteration_time", "iteration_ms"), ("step_breakdown", "ms")])
+def test_a_probe_s_row_without_a_time_is_named(probe, time, copied, tmp_path, capsys):
+    """As in a file that was cut off."""
+    file = copied / "probes" / f"{probe}.csv"
+    rows = pd.read_csv(file, dtype=str)
+    rows.loc[rows["optimizer"] == "mkor", time] = None
+    rows.to_csv(file, index=False)
+    assert main(["hardware", "--results", str(copied), "--out-dir", str(tmp_path / "out")]) != 0
+    assert re.search(rf"{file} lacks a time of \w+ with mkor\. Delete it and run again\.", capsys.readouterr().err)

@@ -180,6 +180,9 @@ class Machine:
         where: dict[str, object] = {"workload": workload, "optimizer": optimizer}
         if probe == "step_breakdown":
             where["workers"] = 1
+        if times.isna().any():
+            file = self.results.root / "probes" / f"{probe}.csv"
+            raise NoDataError(f"{file} lacks a time of {workload} with {optimizer}. Delete it and run again.")
         data = from_rows(f"{self.prefix}probes/{probe}.csv", **where)
         repeats = times.to_numpy(float)
         return StepTime(self.name, probe, workload, optimizer, period, estimate_times(repeats), tuple(repeats), data)
