@@ -191,7 +191,7 @@ def test_a_decomposition_that_fails_leaves_a_state_as_it_was(name):
                 state, calls = copy.deepcopy(step.state), iter(range(1000))
 
                 def fail(*_: Any, calls: Any = calls, failing: int = failing, own: Any, **options: Any) -> Any:
-                    if next(calls) == failing:
+                    if next(calls) in (failing, failing + 1):  # a second try in float64, too
                         raise torch.linalg.LinAlgError  # type: ignore[attr-defined]
                     return own(*_, **options)
 
