@@ -25,6 +25,8 @@ from workflow.bench.results.tables import Results
 from workflow.bench.support.source_code import probe_fingerprint
 
 NAME = "other-cpu"
+OTHER = min(folder.parent.name for folder in REFERENCE.glob("*/embedded"))
+"""A machine with a committed reference of the same tier."""
 RUNS, EVALUATIONS, PROBE = "one.runs.csv", "one.csv", "probes/step_breakdown.csv"
 TARGET = {"split": "validation", "metric": "loss", "below": 0.178}
 
@@ -187,7 +189,7 @@ def test_costs_are_kept_from_the_logs_and_from_a_kept_folder_and_what_was_there_
     assert _merge(copy, source=target, into=copy / "second") == 0
     assert _files(copy / "second" / NAME / "embedded") == _files(target)
     # What an experiment took whose runs were adopted says nothing of its cost.
-    _set(RUNS, "hardware", min(folder.parent.name for folder in REFERENCE.glob("*/embedded")))(copy)
+    _set(RUNS, "hardware", OTHER)(copy)
     assert _merge(copy, into=copy / "third") == 0
     assert read_costs(copy / "third" / NAME / "embedded" / "costs.csv") == []
 
@@ -334,9 +336,8 @@ def _archive(folder: Path, machine: str = NAME) -> Path:
 
 def test_evaluations_are_kept_once_in_the_archives_of_all_machines_that_trained_which_stay(copy: Path):
     """Two machines trained the runs: with the archive of one of them the table is still needed."""
-    other = min(folder.parent.name for folder in REFERENCE.glob("*/embedded"))
-    _set(RUNS, "hardware", other)(copy)  # adopted from a machine in the repository, so it is accepted
-    for machine, is_kept in ((other, True), (NAME, False)):
+    _set(RUNS, "hardware", OTHER)(copy)  # adopted from a machine in the repository, so it is accepted
+    for machine, is_kept in ((OTHER, True), (NAME, False)):
         archive = _archive(copy, machine)
         assert _merge(copy) == 0
         assert archive.read_bytes() == b"kept"

@@ -49,6 +49,8 @@ _SHOWN: Final = ("kaisa", "eva", "hylo", "mkor")
 _NAMED: Final = ("mkor", "kaisa")
 """The labels whose step the title compares with the base's."""
 _ROW: Final = 0.2  # inches
+_TICKS: Final = {1.6: (0.8, 1, 1.2, 1.4), 3: (0.5, 0.7, 1, 1.4, 2), math.inf: (0.25, 0.5, 1, 2, 4, 8)}
+"""The ticks of an axis whose ends have less than this ratio."""
 _TURNS: Final = (
     "Time of a step from the probe step_time, in which all optimizers of a workload take turns on the idle machine, "
     "each at the period of its runs; the interval is over blocks of rounds"
@@ -206,8 +208,7 @@ def _draw_steps(axes: Axes, steps: Sequence[Step], limits: Mapping[str, Estimate
                 forest.draw_interval(axes, limit, row + 0.3, page.GUIDE)
             axes.plot(limit.value, row + 0.3, marker="D", color=page.GUIDE, markersize=3.5)
     low, high = axes.get_xlim()
-    narrow, wide = (0.8, 1, 1.2, 1.4), (0.25, 0.5, 1, 2, 4, 8)
-    panels.fixed_ticks(axes.xaxis, narrow if high < 1.6 * low else (0.5, 0.7, 1, 1.4, 2) if high < 3 * low else wide)
+    panels.fixed_ticks(axes.xaxis, next(ticks for widest, ticks in _TICKS.items() if high < widest * low))
     forest.name_rows(axes, [step.name for step in steps])
     if not steps:
         panels.explain_empty(axes, "not timed")

@@ -88,11 +88,10 @@ def _draw_speedups(axes: Axes, found: Widths, labels: list[str], where: Where) -
     axes.axhline(1, color=page.GUIDE, linewidth=0.8)
     for label, place in panels.places_beside(labels, _APART).items():
         speedups, missed = found.speedups(label, where), found.missed(label, where)
-        look, bounds = styles.style_of(label), [width for width in speedups if missed[width]]
         # Of what may be less the lower end is unknown.
-        upper = {width: replace(speedups[width], low=speedups[width].value) for width in bounds}
-        panels.draw_estimates(axes, speedups | upper, label, place)
-        heights = [speedups[width].value for width in bounds]
+        bounds = {width: replace(one, low=one.value) for width, one in speedups.items() if missed[width]}
+        panels.draw_estimates(axes, speedups | bounds, label, place)
+        look, heights = styles.style_of(label), [one.value for one in bounds.values()]
         axes.plot([place * width for width in bounds], heights, marker=look.marker, color=look.color, **_HOLLOW)
         if (extrapolated := found.extrapolated(label, where)) is not None:
             predicted = {HELD_OUT * math.exp(_PREDICTED): extrapolated.predicted}
