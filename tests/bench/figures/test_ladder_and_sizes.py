@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
@@ -206,7 +207,8 @@ def test_fig23_draws_what_may_be_less_as_hollow(tmp_path: Path):
         assert [round(math.log2(x / WIDTHS[1])) for x in xs(bounds)] == [0]
         assert lines_of(panel, "mkor", "_") == []
         # Of what may be less the lower end is unknown.
-        (bar,) = (bar for each in panel.collections for bar in each.get_segments() if bar[0][0] == xs(bounds)[0])
+        lines = [each for each in panel.collections if isinstance(each, LineCollection)]
+        (bar,) = (bar for each in lines for bar in each.get_segments() if bar[0][0] == xs(bounds)[0])
         assert bar[0][1] == ys(bounds)[0] < bar[1][1]
         others = [line for line in panel.lines if line.get_markerfacecolor() == "white" and len(xs(line))]
         assert others == [bounds]
