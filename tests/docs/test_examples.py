@@ -45,6 +45,13 @@ def test_links_lead_to_files_and_headings():
     assert broken == []
 
 
+def test_references_in_commands_exist():
+    """Examples of a reader's own machine do not: ``my-gpu``, ``other-machine``."""
+    named = {path.rstrip(".") for page in PAGES for path in re.findall(r"results/reference/[\w./-]+", page.read_text())}
+    own = tuple(f"results/reference/{machine}/" for machine in ("my-gpu", "other-machine"))
+    assert [path for path in sorted(named) if not path.startswith(own) and not (ROOT / path).exists()] == []
+
+
 def snippet(page: str, word: str) -> str:
     """Return the lines of Python on a page that have a word."""
     texts = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
