@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from tests.support.experiments import block, load, make_folder, optimizer, write
-from workflow.bench.analysis.step_times import FEWEST_BLOCKS, StepTimes, TimedLabel
+from workflow.bench.analysis.step_times import CYCLES, FEWEST_BLOCKS, StepTimes, TimedLabel
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.probes import step_time
-from workflow.bench.probes._timing import PhaseTimes
+from workflow.bench.probes._timing import PhaseTimes, TimedLoop
 from workflow.bench.probes.step_time import LONGEST_CYCLE, Contender, Label, groups, work_of
 from workflow.bench.support import load as machine_load
 from workflow.bench.support.config import ConfigError
@@ -45,7 +45,7 @@ def plan(tmp_path) -> Plan:
 def quick(monkeypatch) -> None:
     monkeypatch.setattr(step_time, "ROUNDS", 4)
     monkeypatch.setattr(step_time, "MOST_ROUNDS", 6)
-    monkeypatch.setattr(step_time, "ROUND_SECONDS", 0.0001)
+    monkeypatch.setattr(step_time, "TURN_MS", 0.0001)
     monkeypatch.setattr(machine_load, "LOAD_SECONDS", 0.0)
 
 
@@ -83,15 +83,16 @@ def test_every_label_of_an_experiment_with_a_target_is_timed_on_its_own_workload
     assert not any(one.problem for one in timed)
 
 
-@pytest.mark.parametrize("tier", ["embedded", "evidence"])
-def test_the_rounds_on_an_idle_machine_hold_enough_whole_cycles_of_every_optimizer(tier):
-    """Even where a turn is as short as it can be: one step, since a step alone fills a round."""
+@pytest.mark.parametrize("tier", ["embedded", "evidence", "field"])
+def test_a_turn_has_whole_cycles_and_is_equally_long_for_all_optimizers_of_a_workload(tier):
+    """Where cycles are no multiples of each other, turns are as near as whole cycles allow: within one cycle."""
+    assert step_time.ROUNDS // CYCLES >= FEWEST_BLOCKS
     for group in groups(Plan.load(tier=tier, hardware="test")):
-        turns = {one.key: one.steps(1) for one in group if one.problem is None}
-        cycles = {one.key: one.cycle for one in group if one.cycle <= step_time.LONGEST_CYCLE}
-        block = math.lcm(*(cycle // math.gcd(cycle, turns[key]) for key, cycle in cycles.items()))
-        assert step_time.ROUNDS // block >= FEWEST_BLOCKS
-        assert turns[group[-1].key] == 1
+        fewest = max(one.timed_cycle for one in group)
+        for one in group:
+            assert one.steps(fewest) % one.timed_cycle == 0
+            assert fewest <= one.steps(fewest) < fewest + one.timed_cycle
+        assert {one.steps(fewest) for one in group if fewest % one.timed_cycle == 0} == {fewest}
 
 
 @pytest.mark.parametrize("experiment", step_time.ITERATIONS_ALONE)
@@ -126,13 +127,35 @@ def by_work(monkeypatch) -> None:
             self.ms += 2.0 * bool(given.get("kl_clip"))
 
         def times(self, steps):
-            return [self.step() for _ in range(steps)]
-
-        def step(self):
-            return PhaseTimes(False, {"update": self.ms})
+            return [PhaseTimes(False, {"update": self.ms})] * steps
 
     monkeypatch.setattr(step_time, "TimedLoop", Loop)
     monkeypatch.setattr(OtherLoad, "share", lambda self: 0.0)
+
+
+def test_the_steps_after_another_optimizers_turn_do_not_count(tmp_path, quick, monkeypatch):
+    """Truth: planted times. A step takes 1 ms over SGD and 2 ms with MKOR, and the first two of a turn 3 ms more."""
+
+    class Loop(TimedLoop):
+        last: Loop | None = None
+
+        def __init__(self, model, optimizer, device, *, by_phase):
+            self.ms, self.done = 2.0 if optimizer.method == "mkor" else 1.0, 0
+
+        def _clocked_step(self):
+            self.done = self.done + 1 if Loop.last is self else 1
+            Loop.last = self
+            ms = self.ms + 3.0 * (self.done <= 2)
+            return False, SimpleNamespace(nanoseconds=Counter(update=1e6 * ms))
+
+    monkeypatch.setattr(step_time, "TimedLoop", Loop)
+    monkeypatch.setattr(OtherLoad, "share", lambda self: 0.0)
+    config = make_folder(tmp_path / "config")
+    mkor = optimizer("mkor", base="sgd", inverse_update_period=5)
+    write(config, "one", block(optimizer("sgd"), mkor, target=AIM))
+    table = pd.DataFrame(step_time.measure(load(config)))
+    assert set(table["steps"]) == {5}
+    assert table.groupby("optimizer")["step_ms"].unique().map(list).to_dict() == {"mkor": [2.0], "sgd": [1.0]}
 
 
 def test_one_label_over_two_bases_is_timed_over_each(tmp_path, quick, by_work):
@@ -240,11 +263,9 @@ def test_a_long_cycle_is_weighted_from_a_short_one(tmp_path):
     assert odd.problem == "its cycle of 100 steps is too long to time"
 
     class Loop:
-        steps = iter(range(100))
-
-        def step(self):
-            refreshed = next(self.steps) % LONGEST_CYCLE == 3
-            return PhaseTimes(refreshed, {"update": 110.0 if refreshed else 10.0})
+        def times(self, steps):
+            refreshes = [step % LONGEST_CYCLE == 3 for step in range(steps)]
+            return [PhaseTimes(refreshed, {"update": 110.0 if refreshed else 10.0}) for refreshed in refreshes]
 
     steps, step_ms = long.turn(Loop(), LONGEST_CYCLE)
     assert steps == LONGEST_CYCLE

@@ -8,10 +8,12 @@ tuned a label may choose different steps, with a clip and without. ``runs`` is t
 such a step. Labels of one experiment whose runs do the same work share their measurements; two experiments never do.
 The base optimizer of each workload takes part twice (`again`), so that the noise of the machine is known.
 
-``step_ms`` is the mean time of the ``steps`` of a turn. An optimizer repeats itself every ``cycle`` steps, so that its
-mean step is that of rounds with whole cycles. A busy round (`support.load.BUSY` of the cores taken by other processes)
-is ``left_out``, and repeated if there is time. Without ``/proc/stat`` their share is unknown, and no round is left out.
-A workload that cannot be timed has one row for each label, with the reason in ``note``.
+``step_ms`` is the mean time of the ``steps`` of a turn. An optimizer repeats itself every ``cycle`` steps, so that a
+turn has whole cycles, and all optimizers of a workload have turns of equally many steps, or within one cycle of it. The
+first `_timing.WARM_UP` steps of a turn are not timed: after another optimizer's turn they take longer, on a small model
+by an eighth, and by the larger share the cheaper the optimizer is. A busy round (`support.load.BUSY` of the cores taken
+by other processes) is ``left_out``, and repeated if there is time. Without ``/proc/stat`` their share is unknown, and
+no round is left out. A workload that cannot be timed has one row for each label, with the reason in ``note``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -50,14 +51,12 @@ ITERATIONS_ALONE: Final = ("ladder", "batch_size", "width")
 """Experiments that compare iterations, and no times. Their labels train several variants of a workload."""
 CYCLE_FIELDS: Final = (*PERIOD_FIELDS, "factor_update_period")
 """The hyperparameters that are numbers of steps after which something repeats."""
-ROUNDS: Final = 75
+ROUNDS: Final = 30
 """Rounds on an idle machine."""
-MOST_ROUNDS: Final = 110
+MOST_ROUNDS: Final = 45
 """Rounds after which a busy machine is measured no longer."""
-ROUND_SECONDS: Final = 0.05
-"""The shortest round; if the turns of one step are shorter, each has several."""
-LONGEST_BLOCK: Final = 5
-"""The most rounds of a whole cycle; where turns of one step would take more, they have several."""
+TURN_MS: Final = 10.0
+"""The shortest turn of the fastest optimizer of a workload, in milliseconds."""
 LONGEST_CYCLE: Final = 10
 """The longest cycle whose steps are all timed. Of a longer one, a refresh and the steps between are, and weighted."""
 
@@ -147,15 +146,18 @@ class Contender:
             values["warmup_steps"] = 10**9
         return TimedOptimizer(self.run.id, self.run.method, values)
 
+    @property
+    def timed_cycle(self) -> int:
+        """The steps of a cycle as it is timed: `LONGEST_CYCLE` in place of more."""
+        return min(self.cycle, LONGEST_CYCLE)
+
     def steps(self, fewest: int) -> int:
-        """Return the steps of a turn: at least ``fewest``, and enough to train a cycle in `LONGEST_BLOCK` rounds."""
-        if self.cycle > LONGEST_CYCLE:
-            return LONGEST_CYCLE
-        return next(n for n in count(fewest) if self.cycle // math.gcd(self.cycle, n) <= LONGEST_BLOCK)
+        """Return the steps of a turn: whole cycles, of at least ``fewest`` steps."""
+        return self.timed_cycle * math.ceil(fewest / self.timed_cycle)
 
     def turn(self, loop: TimedLoop, steps: int) -> Turn:
         """Train a turn of some steps."""
-        times = [loop.step() for _ in range(steps)]
+        times = loop.times(steps)
         if self.cycle <= LONGEST_CYCLE:
             return Turn(steps, fmean(time.total for time in times))
         refresh, between = (fmean(time.total for time in times if time.refreshed is kind) for kind in (True, False))
@@ -240,11 +242,9 @@ def rounds_of(run: Run, contenders: list[Contender], device: str) -> list[Round[
     data = workloads.create(**run.spec["workload"])
     model = ProbeModel(run.workload, data, run.method, run.hyperparameters["lr"], run.precision)
     loops = {one.key: TimedLoop(model, one.timed, device, by_phase=False) for one in contenders}
-    for loop in loops.values():
-        loop.times(1)
-    seconds = sum(loop.step().total for loop in loops.values()) / 1000
-    short = math.ceil(ROUND_SECONDS / seconds)
-    turns = {one.key: partial(one.turn, loops[one.key], one.steps(short)) for one in contenders}
+    fastest = min(loop.times(1)[0].total for loop in loops.values())
+    fewest = max(math.ceil(TURN_MS / fastest), *(one.timed_cycle for one in contenders))
+    turns = {one.key: partial(one.turn, loops[one.key], one.steps(fewest)) for one in contenders}
     return until_idle(watched_rounds(turns, MOST_ROUNDS), ROUNDS)
 
 
