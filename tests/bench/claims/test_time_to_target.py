@@ -157,7 +157,7 @@ def test_on_a_noisy_machine_the_claim_is_not_tested():
     """A second name of the same optimizer that is 3 % slower in every round is not noise that intervals cover."""
     decision = _with_times(rounds=180, bias=0.03, noise=0.001)
     assert decision.verdict == "not tested"
-    assert decision.why.startswith("The machine is too noisy: 20 of 20 intervals between equal steps exclude a ratio")
+    assert decision.why.startswith("The machine is too noisy: 60 of 60 intervals between equal steps exclude a ratio")
 
 
 def test_an_optimizer_that_was_not_timed_is_named():

@@ -3,8 +3,10 @@
 The runs of a label may take several kinds of step, of which each has its share; the time of a label is their mean.
 
 A round holds one turn of every optimizer of a workload. Optimizers are compared over blocks of rounds in which each of
-them trains whole cycles of its refresh period, so that refreshing and plain steps have their weights in training. Of
-the cycles of a block the median counts at each place, so that a step that the system interrupted does not decide. The
+them trains whole cycles of its refresh period, so that refreshing and plain steps have their weights in training: over
+single rounds, where turns are whole cycles. A machine that is slow for a while is so for all turns of a round, so that
+each block has its own ratio and the interval spans the blocks. Medians over several rounds, one for each optimizer,
+would mix slow rounds of one with fast ones of another: on a shared machine their intervals were half as long again. The
 A/A test of the machine times one optimizer twice.
 
 The iterations of a seed do not depend on the machine's load, and the seconds that a run measured itself do. Steps are
@@ -30,23 +32,6 @@ from workflow.bench.results.tables import is_true
 
 NOT_TESTED: Final = "not tested"
 """The cell of a time that cannot be compared (`StepTimes.problem`)."""
-CYCLES: Final = 3
-"""The whole cycles of a block of rounds. Interrupts lengthen steps, by up to six times on a shared machine.
-
-The time of a block is the mean over the places of a cycle of the median of so many turns. Of 97.5 % t intervals of the
-ratio of two labels with a cycle of 5 rounds, over 75 rounds in which one turn in five takes longer, twice as long on
-average, these shares covered the truth, and the logarithm had this standard deviation, in 3,000 simulations:
-
-====================================  ========  ==================
-block                                 coverage  standard deviation
-====================================  ========  ==================
-the mean of one cycle                   .976          .074
-the medians of three cycles             .987          .063
-the medians of five cycles              .977          .054
-====================================  ========  ==================
-
-Five cycles leave three blocks, whose intervals are 1.4 times as long as those of five blocks of three.
-"""
 FEWEST_BLOCKS: Final = 3
 """The fewest blocks of rounds on an idle machine from which times are compared."""
 AA_BLOCKS: Final = 3
@@ -153,7 +138,7 @@ class StepTimes:
             where = f"{len(rounds)} rounds of step_time in {labels[0].experiment}"
             if busy:
                 return f"the machine was busy: other processes slowed {busy} of {where}"
-            return f"the {where} hold fewer than {FEWEST_BLOCKS} blocks of {CYCLES} cycles"
+            return f"the {where} hold fewer than {FEWEST_BLOCKS} blocks of whole cycles"
         if not self.is_quiet:
             intervals, excluding = self.exclusions
             return (
@@ -170,7 +155,7 @@ class StepTimes:
         return float(blocks.mean()) if blocks.size else math.nan
 
     def blocks(self, *labels: TimedLabel) -> NDArray[np.float64]:
-        """Return the milliseconds of a step ``[labels, blocks]``, in blocks of `CYCLES` cycles without a busy round."""
+        """Return the milliseconds of a step ``[labels, blocks]``, in blocks of whole cycles without a busy round."""
         rows = [self._of(label).dropna(subset="step_ms") for label in labels]
         turns = {(int(cycle), int(steps)) for one in rows for cycle, steps in one[["cycle", "steps"]].to_numpy()}
         # A turn of some steps ends inside a cycle: after so many turns the cycles are whole.
@@ -211,12 +196,10 @@ def _idle_rounds(*rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _blocks(ms: pd.DataFrame, size: int) -> NDArray[np.float64]:
-    """Return the milliseconds of a step ``[labels, blocks]``, from idle rounds of which ``size`` are a cycle."""
-    # A cycle that lost a round to another process would hold the refresh without its plain steps, or these alone.
-    whole = [of_cycle.to_numpy(float) for _, of_cycle in ms.groupby(ms.index // size) if len(of_cycle) == size]
-    number = len(whole) // CYCLES
-    cycles = np.reshape(whole[: number * CYCLES], (number, CYCLES, size, ms.shape[1]))
-    return np.asarray(np.median(cycles, axis=1).mean(axis=1).T)
+    """Return the milliseconds of a step ``[labels, blocks]``, from idle rounds of which ``size`` are a block."""
+    # A block that lost a round to another process would hold the refresh without its plain steps, or these alone.
+    whole = [of_block.to_numpy(float) for _, of_block in ms.groupby(ms.index // size) if len(of_block) == size]
+    return np.reshape(whole, (len(whole), size, ms.shape[1])).mean(axis=1).T
 
 
 def period_of(hyperparameters: Mapping[str, Any]) -> float:

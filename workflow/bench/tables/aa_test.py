@@ -9,7 +9,7 @@ import pandas as pd
 
 from workflow.bench.analysis.aa_steps import DRAWS, steps_aa_test
 from workflow.bench.analysis.captions import footer
-from workflow.bench.analysis.step_times import AA_BLOCKS, CYCLES, AATest, StepTimes, most_exclusions
+from workflow.bench.analysis.step_times import AA_BLOCKS, AATest, StepTimes, most_exclusions
 from workflow.bench.analysis.target_sweep import NoSweepError, target_sweep
 from workflow.bench.results.sources import from_rows
 from workflow.bench.results.tables import NoDataError, Results
@@ -68,8 +68,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     notes = [
         f"{excluding} of {intervals} intervals exclude 1; at most {most_exclusions(intervals)} may, the 99 % quantile "
         "of a binomial with a rate of 5 %. Passes holds for all rows together: with more, no claim on times is tested",
-        f"An interval is the 95 % t interval of the ratio of two step times over {AA_BLOCKS} successive blocks, "
-        f"medians of {CYCLES} rounds each, in which every optimizer of the workload has its turn in one process",
+        f"An interval is the 95 % t interval of the ratio of two step times over {AA_BLOCKS} successive rounds, "
+        "in which every optimizer of the workload has its turn in one process",
         load,
         "Steps: the optimizer's runs to what it reaches itself after 90 % of its steps, divided at random in halves "
         f"that are compared as two labels are, {DRAWS} times; tuning studies stay together, of which it takes four. "
