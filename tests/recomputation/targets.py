@@ -154,7 +154,7 @@ class Clock:
             if first.empty or second.empty:
                 continue
             both = pd.concat([self._by_round(first), self._by_round(second)], axis=1, join="inner").sort_index()
-            first_ms, second_ms = medians_of_three(both, 1).T
+            first_ms, second_ms = by_block(both, 1).T
             logs = np.log(first_ms / second_ms)
             triples = logs[: len(logs) // 3 * 3].reshape(-1, 3)
             t = triples.mean(axis=1) / stats.sem(triples, axis=1)
@@ -173,7 +173,7 @@ class Clock:
         return self.rows[same & ~self.rows["again"]].dropna(subset="step_ms")
 
     def blocks(self, keys: list[Key]) -> dict[Key, np.ndarray] | None:
-        """The time of a step by block of three cycles that are idle for all; None if they cannot be compared."""
+        """The time of a step by block of whole cycles that are idle for all; None if they cannot be compared."""
         if self.is_empty:
             return None
         rows = {key: self._of(key) for key in keys}
@@ -184,22 +184,16 @@ class Clock:
         rounds = pd.concat(
             [self._by_round(of_key) for of_key in rows.values()], axis=1, join="inner", keys=range(len(rows))
         )
-        blocks = medians_of_three(rounds, size)
+        blocks = by_block(rounds, size)
         if len(blocks) < 3 or not self.is_quiet:
             return None
         return dict(zip(rows, blocks.T, strict=True))
 
 
-def medians_of_three(rounds: pd.DataFrame, size: int) -> np.ndarray:
-    """The time of a step in every third whole cycle and the two after it, ``[blocks, columns]``.
-
-    It is the mean over the ``size`` places of a cycle of the median of the three.
-    """
-    cycles = rounds.groupby(rounds.index // size).filter(lambda cycle: len(cycle) == size)
-    cycles = cycles.iloc[: len(cycles) // (3 * size) * 3 * size]
-    at = np.arange(len(cycles))
-    medians = cycles.groupby([at // (3 * size), at % size]).median()
-    return medians.groupby(level=0).mean().to_numpy(float)
+def by_block(rounds: pd.DataFrame, size: int) -> np.ndarray:
+    """The mean time of a step in each ``size`` successive rounds of which none is missing, ``[blocks, columns]``."""
+    whole = rounds.groupby(rounds.index // size).filter(lambda block: len(block) == size)
+    return whole.groupby(whole.index // size).mean().to_numpy(float)
 
 
 def keys_of(runs: pd.DataFrame) -> list[Key]:

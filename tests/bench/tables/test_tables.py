@@ -397,21 +397,21 @@ def test_the_papers_known_disagreements_are_found(results, tmp_path):
 
 
 def test_the_aa_test_counts_over_all_workloads(copied, tmp_path):
-    """Truth: 4 intervals of 36 rounds without noise on each of three workloads, the second name 3 % slower on one."""
+    """Truth: 12 intervals of 36 rounds without noise on each of three workloads, the second name 3 % slower on one."""
     runs = pd.concat([Results(copied).runs(name) for name in ("bert_pretraining", "update_rules")])
     quiet, biased = step_time(runs, rounds=36), step_time(runs, rounds=36, bias=0.03, noise=1e-4)
     write_probe(copied, "step_time", quiet)
     table = make("aa_test", copied, tmp_path)
     assert list(table.columns[:6]) == ["experiment", "contender", "intervals", "excluding_1", "rate", "passes"]
     assert len(table) == 3
-    assert set(table["intervals"]) == {"4"}
+    assert set(table["intervals"]) == {"12"}
     assert set(table["passes"]) == {"True"}
     here = biased["experiment"] == "bert_pretraining"
     write_probe(copied, "step_time", pd.concat([quiet[~here], biased[here]]))
     table = make("aa_test", copied, tmp_path)
-    assert table["excluding_1"].astype(int).sum() == 4
+    assert table["excluding_1"].astype(int).sum() == 12
     assert set(table["passes"]) == {"False"}
-    assert "4 of 12 intervals exclude 1; at most 3 may" in caption_of("aa_test", tmp_path)
+    assert "12 of 36 intervals exclude 1; at most 5 may" in caption_of("aa_test", tmp_path)
 
 
 def test_a_tier_without_targets_has_an_empty_aa_test(copied, tmp_path):
