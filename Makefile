@@ -56,7 +56,7 @@ reproduce: $(INSTALLED) ## train, measure, and make every figure, table and clai
 evidence: $(INSTALLED) ## train longer and on more seeds, to decide the claims; about 10 core-hours, resumable
 	$(BIN)/python -m workflow.bench.evidence --cores $(call quoted,$(value CORES))
 
-field: $(INSTALLED) ## compare every optimizer, equally tuned, in eight experiments; about 6 core-hours, resumable
+field: $(INSTALLED) ## compare every optimizer, equally tuned, in eight experiments; about 5 core-hours, resumable
 	$(BIN)/python -m workflow.bench.adopt --tier field
 	PYTHONPATH=workflow/plugins $(BIN)/snakemake --cores $(call quoted,$(value CORES)) --config tier=field --logger progress
 
